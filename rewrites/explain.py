@@ -25,7 +25,7 @@ from rewrites.opened import Opened, search_exact
 from rewrites.phases import Report, Tell
 from rewrites.report.retelling import derive, tell_steps
 from rewrites.run import find_front, propose_approximations
-from rewrites.verify.user_laws import UserDeclarations, load_laws
+from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
 from rewrites.workload.resolve import adapter_of, calibrated, source
 from rewrites.workload.workload import Workload
 
@@ -173,9 +173,10 @@ def reopen(program: Program, found: Reported, model: str | None = None,
     declared = UserDeclarations() if (own := given.get("laws")) is None else load_laws(own)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
     workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix, found.generation)
-    laws = without((*EXACT_LAWS, *declared.laws), found.without)
-    return Opened(checkpoint.operator(program.pooled), workload, calibrated(unheard), laws, source(checkpoint),
-                  declared.approximations, found.number_type)
+    laws, _ = admit_laws(without((*EXACT_LAWS, *declared.laws), found.without))
+    opened = Opened(checkpoint.operator(program.pooled), workload, calibrated(unheard), laws, source(checkpoint),
+                    declared.approximations, found.number_type)
+    return opened.leave_out_failing()[0]
 
 
 def origin(program: Program) -> str:

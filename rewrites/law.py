@@ -109,8 +109,7 @@ where = Sort("where")                                       # a pattern; where[r
 
 @dataclass(frozen=True)
 class Name:
-    """An attribute variable of a law: a monoid, a pattern or a relation that nobody has chosen yet, from tokens to rows
-    R."""
+    """An attribute variable of a law: a monoid, a pattern or a relation, from tokens to rows R."""
 
     name: str
     rows, cols = "R", "T"
@@ -136,7 +135,6 @@ def sampled(size: sympy.Expr | int) -> int:
 
 class Draw(NamedTuple):
     """Random numbers for one variable of a check."""
-
     rng: np.random.Generator
     variable: str
 
@@ -153,9 +151,7 @@ class Draw(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """What a sort of variable is: the symbol that stands for it in a rewrite, by its name, and an operator that it may
-    be in a check, where values depend on the input and operators are not linear."""
-
+    """A sort of variable: its symbol in a rewrite, by its name, and an operator that it may be in a check."""
     symbol: Callable[[str, Sort], object]
     sample: Callable[[Draw, Sort], object] | None = None
 
@@ -180,7 +176,7 @@ def matrix_shapes(sort: Sort) -> SymbolShapes:
 
 
 def split_heads(row: Operator, heads: sympy.Expr | int) -> Operator:
-    return row if heads == 1 else row @ split(SAMPLE[heads])
+    return row if heads == 1 else row @ split(sampled(heads))
 def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
 
 
@@ -316,7 +312,7 @@ class Law(FunctionDeclaration):
         return self._over_symbols
 
     def drawn(self, rng: np.random.Generator, **other: Sort) -> dict[str, Any]:
-        """An operator for each variable; `other` widens what a variable may be."""
+        """An operator for each variable; `other` widens some sorts."""
         return {name: drawn(rng, other.get(name, sort), name) for name, sort in self.variables.items()}
 
     def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, object]]:
@@ -326,14 +322,14 @@ class Law(FunctionDeclaration):
         yield from (dict(zip(able, each, strict=True)) for each in cartesian(*able.values()))
 
     def difference(self, rng: np.random.Generator, **other: Sort) -> float:
-        """How far apart both sides are in float64 on a random ragged batch, relative to 1 and to what they are. Raises
-        TypeError where they do not even fit."""
+        """The largest difference of both sides on a random ragged batch. Raises TypeError where they do not fit."""
         return self.difference_of(rng, self.drawn(rng, **other))
 
     def difference_of(self, rng: np.random.Generator, variables: Mapping[str, object]) -> float:
         """How far apart both sides are over these variables."""
         left, right = self.of(variables)
-        x, batch = rng.normal(size=(sum(ROWS), INPUT)) * np.repeat([1, 1, self.largest], ROWS)[:, None], ragged()
+        x = rng.normal(size=(sum(ROWS), input_columns((left, right)))) * np.repeat([1, 1, self.largest], ROWS)[:, None]
+        batch = ragged()
         with np.errstate(invalid="ignore", over="ignore"):  # a maximum over nothing is no number to multiply
             return max(apart(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True))
 
@@ -364,6 +360,11 @@ class Law(FunctionDeclaration):
         return self.name, self.kind, self.statement(), guard, self.source
 
     def _repr_html_(self) -> str: return str(body("display.shown.law_html")(self))
+
+
+def input_columns(sides: Sides) -> int:
+    """The columns that sides take which are operators; those of a check where they are values."""
+    return next((cols for each in (*sides[0], *sides[1]) if isinstance(cols := each.into.cols, int)), INPUT)
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:

@@ -15,11 +15,12 @@ from rewrites.compiler.search import SearchSpace, Structure, cheapest
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, Part, outputs, parts
 from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
 from rewrites.lower.float32_range import list_arrays
 from rewrites.lower.lower import plainly
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import NUMBER_TYPES, Representable
-from rewrites.phases import Tell
+from rewrites.phases import Attempts, Tell, describe_failure
 from rewrites.workload.workload import Workload
 
 
@@ -35,10 +36,12 @@ class Opened:
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
+    attempts: Attempts = field(default_factory=Attempts, repr=False)        # candidates that are left out
+    explored: dict[tuple[Law, ...], tuple[SearchSpace, Structure]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def representable(self) -> Representable:
-        return Representable(NUMBER_TYPES[self.number_type])
+        return Representable(NUMBER_TYPES[self.number_type], attempts=self.attempts)
 
     @cached_property
     def parts(self) -> list[dict[str, Part]]:
@@ -68,6 +71,8 @@ class Opened:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
         need one another: where a law that makes one is left out, the others keep both their sides. Without `fusion` no
         kernel is attention, so no session runs the program."""
+        if fusion and (known := self.explored.get(tuple(laws))): return known
+
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
             extents, running = self.workload.extents(self.model, fusion), self.running_as(fusion)
             space = SearchSpace(self.model, laws, running, extents, fusion, found=self.parts)
@@ -77,9 +82,41 @@ class Opened:
         except Infeasible:
             return optimum([replace(law, canonical=False) for law in laws], 1.0)
 
+    def list_usable(self, laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
+        """The laws by which this model can be searched, and a line for each of a user's by which it cannot, with the
+        cause. What is found by those that can is kept. Raises what the search raises by the laws of opmatrix alone."""
+        shipped = [law for law in laws if law in EXACT_LAWS]
+        if len(shipped) == len(laws): return tuple(laws), ()
+        if self.find_failure(laws) is None: return tuple(laws), ()
+        self.explore(shipped)
+        usable, lines = list(shipped), list[str]()
+        for law in laws:
+            if law in usable: continue
+            tried = [each for each in laws if each in usable or each is law]
+            if (failure := self.find_failure(tried)) is None: usable.append(law)
+            else: lines.append(f"law {law.name}: it is left out: {describe_failure(failure)}")
+        return tuple(law for law in laws if law in usable), tuple(lines)
+
+    def find_failure(self, laws: Sequence[Law]) -> Exception | None:
+        """The error in which the search by these laws ends, or the making of its program; None where it ends well."""
+        try:
+            space, structure = self.explore(laws)
+            structure.program(self.meta)
+        except Exception as error: return error
+        self.explored[tuple(laws)] = space, structure
+        return None
+
+    def leave_out_failing(self) -> tuple["Opened", tuple[str, ...]]:
+        """This model with the laws by which it can be searched, and a line for each that is left out."""
+        usable, lines = self.list_usable(self.laws)
+        if not lines: return self, ()
+        made = replace(self, laws=usable)
+        vars(made)["parts"] = self.parts                    # cached there
+        return made, lines
+
     def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
         """This model for another workload or on another machine, which leave its parts as they are."""
-        made = replace(self, workload=workload or self.workload, machine=machine or self.machine)
+        made = replace(self, workload=workload or self.workload, machine=machine or self.machine, explored={})
         vars(made)["parts"] = self.parts                    # cached there
         return made
 

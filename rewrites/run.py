@@ -29,7 +29,7 @@ from opmatrix.signature import HALF
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
 from rewrites.compiler.search import Structure
-from rewrites.compiler.substitutions import part_factors
+from rewrites.compiler.substitutions import BlockSubstitution, part_factors
 from rewrites.derivations.savings import rank_savings
 from rewrites.evaluate.goals import Goal, goals
 from rewrites.evaluate.quality import Quality, loosened
@@ -59,6 +59,7 @@ from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
 from rewrites.verify.precision import check_precision
+from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
@@ -156,7 +157,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
         asked = goals(keep, error, pairs, drop, text)
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
-        laws = without(EXACT_LAWS if laws is None else laws, leave_out)
+        laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))
         operator, workload, meta = open_arguments(model, workload, text, tokens, output, adapter)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
@@ -164,7 +165,10 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress, *(batch for _, batch in workload.shares))
-    opened = Opened(operator, workload, machine, laws, meta, approximations, number_type)
+    with report.phase("search"):
+        opened, failed = Opened(operator, workload, machine, laws, meta, approximations,
+                                number_type).leave_out_failing()
+    opened.attempts.failed += [*left_out, *failed]
     return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds), report)
 
 
@@ -220,7 +224,7 @@ def pruning_of(searched: Searched) -> Pruning:
     """What smaller models are made from."""
     opened = searched.opened
     return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload,
-                   opened.meta)
+                   opened.meta, opened.attempts)
 
 
 def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,
@@ -231,12 +235,16 @@ def propose_approximations(searched: Searched, error: float, progress: Tell = un
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
     limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
     choices = propose_methods(space, searched.optimum, exact, searched.emitter, opened.representable, workload.fit,
-                              workload.probe, limits, progress, opened.approximations)
+                              workload.probe, limits, progress, opened.approximations, opened.attempts)
     groups = part_factors(opened.model)
-    sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload)
-    if error and sparse.unmeasurable: say(sparse.unmeasurable)
-    space.substitutions = [*BlockTrials(groups, exact, workload.probe).measure_errors(error),
-                           *sparse.measure_errors(error)]
+    attempts, found = opened.attempts, list[BlockSubstitution]()
+    blocks = BlockTrials(groups, exact, workload.probe, attempts)
+    sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload, attempts)
+    with attempts.leave_out("layers left out and side by side"): found += blocks.measure_errors(error)
+    with attempts.leave_out("attention that sees fewer keys"):
+        if error and sparse.unmeasurable: say(sparse.unmeasurable)
+        found += sparse.measure_errors(error)
+    space.substitutions = found
     for each in variants: each.choices = carry_methods(choices, opened.operator, each)
     return Proposed(searched, choices, variants)
 
@@ -247,7 +255,7 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
     memory."""
     (searched, choices, variants), workload, optimum = proposed, proposed.searched.workload, proposed.searched.optimum
     front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.peak_bytes,
-                  searched.opened.meta)
+                  searched.opened.meta, searched.opened.attempts)
     point = partial(Point.of, searched)
     points = [point("exact", searched.exact, optimum.time, 0.0, optimum.gap, structure=optimum)]
     for structure in front.points(error, memory, progress):
@@ -366,7 +374,8 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         points=points, imported=imported, chosen=points.index(best), saved=saved, fused=fused, report=report,
         steps=add_means(imported, fused, points, best, within), goals=tuple(asked), memory=memory, bound=bound,
         choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
-        laws=opened.laws, dropped=dropped, number_type=opened.number_type, busy=busy,
+        failed=tuple(opened.attempts.failed), laws=opened.laws, dropped=dropped, number_type=opened.number_type,
+        busy=busy,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         spectra=sample_spectra(opened.model),

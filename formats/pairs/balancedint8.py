@@ -11,7 +11,7 @@ from formats.core.layout import MIXED, PANEL, VECTOR
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
-from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, row_rounding, unsound
+from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, check_size, row_rounding, unsound
 from formats.storage.packed import Packed
 
 LARGEST = 2.0 ** 20                                          # of what balances an input, and one over the smallest
@@ -139,7 +139,9 @@ def stored(W, balance, group):
     no number grows beyond the largest of its group, so that none overflows."""
     each = orders(len(W))
     factor = (balance / np.sqrt(MIXED[0] * each[:len(W)])).astype(np.float32)
-    return factor, *Int8.declared.pack(mixed(W / factor[:, None]) / each[:, None].astype(np.float32), group=group)
+    with np.errstate(over="ignore"): balanced = W / factor[:, None]
+    check_size(abs(balanced).max())                         # before sums of infinities are no numbers
+    return factor, *Int8.declared.pack(mixed(balanced) / each[:, None].astype(np.float32), group=group)
 
 
 def unpacked(shape, w, scale, group):

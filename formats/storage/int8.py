@@ -91,13 +91,19 @@ def quantised(W, group, most, more=0, kind=np.float32):
     for at in range(0, W.shape[1], some):
         part = W[:, at:at + some]
         largest = np.maximum.reduceat(abs(part), starts, 0)
-        if largest.max() > MAX_WEIGHT:
-            raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
+        check_size(largest.max())
         scale[:, at:at + some] = own = (largest / most).astype(np.float32)
-        inverse = np.divide(1, own, out=np.zeros_like(own, np.float64), where=own > SMALLEST)
+        inverse = np.zeros(own.shape)                       # float32 has no inverse of its smallest numbers
+        np.divide(1, own, out=inverse, where=own > SMALLEST, dtype=np.float64)
         rounded = np.rint(part * repeat_scales(inverse, len(W), group))
         whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded) + more
     return whole, scale
+
+
+def check_size(largest):
+    """Raises FormatError where the largest number of a weight is beyond what a scale times that of a row can be."""
+    if largest > MAX_WEIGHT:
+        raise FormatError(f"quantise: W holds {largest:.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
 
 
 def repeat_scales(rows, n, group):

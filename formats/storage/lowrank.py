@@ -48,7 +48,11 @@ class LowRank(Format):
         W = as_matrix(W, "lowrank").astype(np.float64)
         rank = LowRank.counts(*W.shape, rank=rank)[r]
         V = right_vectors(W, weight, rank)
-        return (W @ V.T).astype(np.float32), V.astype(np.float32)
+        with np.errstate(over="ignore"): u = (W @ V.T).astype(np.float32)
+        if not np.isfinite(u).all():
+            raise FormatError(f"lowrank: W holds {abs(W).max():.3g}, of which a factor is beyond float32; give smaller "
+                              "weights")
+        return u, V.astype(np.float32)
 
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:

@@ -71,6 +71,11 @@ class Rejected(Candidate):
 
 
 @dataclass(frozen=True)
+class Failed(Rejected):
+    """A candidate that ends in an error which no format declares."""
+
+
+@dataclass(frozen=True)
 class Proposals(Sequence[Proposal]):
     """What is proposed, by rising error, and what is not; it prints as a table."""
     kept: tuple[Proposal, ...]
@@ -248,10 +253,17 @@ def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: Pr
             return beaten(each, other)
     try: error = weighed.error(each)
     except FormatError as complaint: return rejected(each, str(complaint))
+    except Exception as error: return fail(each, f"{type(error).__name__}: {error}")
+    if np.isnan(error): return fail(each, "what it makes of the weight is not finite")
     if error > limits.error:
         return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")
     flops, stored = count_declared(each.method, each.parameters, *shape)
     return Proposal(each.method, each.parameters, each.fit, error, stored, flops, asked)
+
+
+def fail(each: Candidate, reason: str) -> Failed:
+    """The candidate with what went wrong."""
+    return Failed(each.method, each.parameters, each.fit, reason)
 
 
 def rejected(each: Candidate, reason: str) -> Rejected:

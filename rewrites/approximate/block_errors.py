@@ -1,9 +1,10 @@
 """What each block substitution of a model costs in error: of layers left out and side by side by the model's own
 factors; of attention that sees fewer keys by the exact program with another pattern in one step."""
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from rewrites.compiler.sparse_attention import sparse_attention_candidates
 from rewrites.compiler.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
+from rewrites.phases import Attempts
 from rewrites.verify.differences import difference
 from rewrites.verify.routed import Reference, is_routed
 from rewrites.workload.workload import Workload
@@ -52,6 +54,7 @@ class BlockTrials(Trials[BlockSubstitution]):
     groups: PartFactors
     program: Program
     batch: Batch
+    attempts: Attempts = field(default_factory=Attempts)
 
     def candidates(self) -> list[BlockSubstitution]:
         """Every substitution that is tried."""
@@ -65,14 +68,21 @@ class BlockTrials(Trials[BlockSubstitution]):
         if tried and not self.batch.alone:
             longest = max(islice(self.batch, PROBED), key=lambda each: each.rows)
             stream = residual_stream(self.groups, Batch([longest.tokens[:SHORTEST]], [longest.kinds[:SHORTEST]]))
-            tried = [each for each in tried if relative_change(each.factors, stream[each.first], stream[each.last + 1])
-                     <= FARTHER * most]
+            tried = [each for each in tried if self.may_serve(each, stream, most)]
         if not tried: return []
-        return measure_blocks(self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most)
+        return measure_blocks(self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most,
+                              self.attempts)
+
+    def may_serve(self, each: BlockSubstitution, stream: Sequence[DenseReading], most: float) -> bool:
+        """True where a substitution leaves the residual stream near what it was; False where it fails."""
+        change = inf
+        with self.attempts.leave_out(each):
+            change = relative_change(each.factors, stream[each.first], stream[each.last + 1])
+        return change <= FARTHER * most
 
 
 def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch,
-                   most: float) -> list[BlockSubstitution]:
+                   most: float, attempts: Attempts) -> list[BlockSubstitution]:
     """Substitutions with what each alone does to the output on a batch, where rows go as they went under it; those
     whose relative change is at most `most`."""
     stream, measured = residual_stream(groups, batch), list[BlockSubstitution]()
@@ -80,9 +90,10 @@ def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batc
     for each in tried:
         def output(factors: Iterable[Operator], start: DenseReading = stream[each.first]) -> NDArray[np.floating]:
             return apply_factors(factors, start).array
-        meant = Reference(partial(output, [*chain(*groups[each.first:])]), known)
-        tried_rows, rows = meant.change(partial(output, [*each.factors, *chain(*groups[each.last + 1:])]))
-        measured += with_error(each, difference(tried_rows, rows), most)
+        with attempts.leave_out(each):
+            meant = Reference(partial(output, [*chain(*groups[each.first:])]), known)
+            tried_rows, rows = meant.change(partial(output, [*each.factors, *chain(*groups[each.last + 1:])]))
+            measured += with_error(each, difference(tried_rows, rows), most)
     return measured
 
 
@@ -114,6 +125,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     parts: Mapping[str, int]
     prices: Prices | Mean
     workload: Workload
+    attempts: Attempts = field(default_factory=Attempts)
 
     def candidates(self) -> list[BlockSubstitution]:
         """Every substitution that pays, and whose error is known."""
@@ -135,8 +147,9 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
         for each in sorted(tried[:max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
             at = self.steps[each.first]
             for _ in self.program.schedule.walk(self.sample, values, at): pass
-            [rows] = try_steps(self.program, {at: [self.sparse_call(each)]}, values, self.sample)
-            measured += with_error(each, difference(rows, wanted), most)
+            with self.attempts.leave_out(each):
+                [rows] = try_steps(self.program, {at: [self.sparse_call(each)]}, [*values], self.sample)
+                measured += with_error(each, difference(rows, wanted), most)
         return measured
 
     @cached_property

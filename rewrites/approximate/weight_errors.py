@@ -12,7 +12,7 @@ from opmatrix.algebra.routes import Route, Routes, noted, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
-from opmatrix.spectra.propose import Proposals
+from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
@@ -21,6 +21,7 @@ from rewrites.lower.lower import TURNED, Method
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, stored_bytes
 from rewrites.lower.representations import keeps_width
+from rewrites.phases import Attempts
 from rewrites.verify.differences import difference
 
 SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
@@ -42,6 +43,7 @@ class WeightTrials(Trials[Method]):
     wanted: FloatRows
     values: Sequence[FloatRows | None]
     routes: Sequence[Route]
+    attempts: Attempts
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -51,22 +53,42 @@ class WeightTrials(Trials[Method]):
     def candidates(self) -> list[Method]:
         """What spectra propose, what approximations of a user's make of a weight that is multiplied by, and what a
         product may store a table by."""
-        proposed = (Method(each.method, tuple(each.parameters.items()), each.fit) for each in self.proposals())
-        whole = self.site.x and not self.site.heads         # functions of a user's take a matrix
-        own = (method for each in self.fitter.own.values() if whole for method in each.methods(self.numbers)
-               if keeps_width(method, self.limits.narrowest))
-        return [*proposed, *own, *self.shareable(), *self.in_blocks()]
+        found = list[Method]()
+        with self.attempts.leave_out(f"{self.site.name}, all that spectra propose"):
+            proposals = self.proposals()
+            found += [Method(each.method, tuple(each.parameters.items()), each.fit) for each in proposals]
+            self.attempts.failed += [f"{self.site.name}, {each}: it is left out: {each.reason}"
+                                     for each in proposals.rejected if isinstance(each, Failed)]
+        for own in self.fitter.own.values() if self.site.x and not self.site.heads else ():     # it takes a matrix
+            with self.attempts.leave_out(f"{self.site.name}, {own.name}"):
+                found += [each for each in own.methods(self.numbers) if keeps_width(each, self.limits.narrowest)]
+        return [*found, *self.shareable(), *self.in_blocks()]
 
     def measure_errors(self, most: float = inf) -> list[Method]:
         """Each with the squared error that it alone brings about, a share of it for each product that reads the weight;
         those that change the output by at most `most`, relative."""
         rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
-        tried = self.candidates()
+        return [each._replace(error=change ** 2 / self.site.products)
+                for each, change in self.list_changes(self.candidates(), rows) if not change > most]
+
+    def list_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[tuple[Method, float]]:
+        """Each method with the relative change of the output that it brings about; one that fails is left out. They are
+        tried together, and one by one where that fails."""
+        try: return [*zip(tried, self.find_changes(tried, rows), strict=True)]
+        except Exception:
+            found = list[tuple[Method, float]]()
+            for each in tried:
+                with self.attempts.leave_out(f"{self.site.name}, {each}"):
+                    found.append((each, *self.find_changes([each], rows)))
+            return found
+
+    def find_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[float]:
+        """The relative change of the output by each method. Raises ValueError where it is no number."""
         stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
         outputs = try_weights(self.program, self.site, stored, self.values, self.batch, self.routes)
-        changes = [difference(rows, self.wanted) for rows in outputs]
-        return [each._replace(error=change ** 2 / self.site.products)
-                for each, change in zip(tried, changes, strict=True) if not change > most]
+        changes = [difference(each, self.wanted) for each in outputs]
+        if np.isnan(changes).any(): raise ValueError("what the program gives with it is not finite")
+        return changes
 
     def proposals(self) -> Proposals:
         """What the spectra propose, and the cost repays, in the metric of its inputs' norms: the model itself says
@@ -126,7 +148,7 @@ def some_columns(numbers: np.ndarray) -> np.ndarray:
 
 
 def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,
-                    fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
+                    fitter: Fitter, progress: Callable[[int, int], None], attempts: Attempts) -> Measured:
     """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
     comes before one is computed once for all, and nothing is kept of it afterwards."""
     (wanted, routes), values = noted(partial(program.run, batch)), list[FloatRows | None]()
@@ -137,7 +159,7 @@ def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Price
         with noting(Routes()) as passed:
             for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
         routes = routes[len(passed.parts):]                 # of those that are still to come
-        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, routes)
+        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, routes, attempts)
         measured[site.name] = trials.measure_errors()
         fitter.directions.clear()
     progress(len(sites), len(sites))

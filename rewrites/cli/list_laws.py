@@ -24,7 +24,8 @@ def book(own: UserDeclarations, kind: str | None = None) -> str:
     shown = [group for group in list_groups(own) if kind in (None, group[0]) and group[2]]
     counts = [f"{sum(len(laws) for own_kind, _, laws in shown if own_kind == each)} {words}"
               for each, words in LAW_GROUPS.items() if any(own_kind == each for own_kind, _, _ in shown)]
-    return "\n\n".join([*(section(*group) for group in shown), ", ".join(counts) or "no law of that kind"])
+    left_out = ["left out\n" + "\n".join(own.left_out)] if own.left_out else []
+    return "\n\n".join([*(section(*group) for group in shown), *left_out, ", ".join(counts) or "no law of that kind"])
 
 
 def laws_as_json(own: UserDeclarations, kind: str | None = None) -> dict[str, object]:

@@ -19,6 +19,7 @@ from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.graph.borders import FULL
 from rewrites.graph.egraph import SCHEDULE
 from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
+from rewrites.graph.template import spell_values
 from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
 from rewrites.lower.mixed import Mean, Sized, priced
@@ -178,7 +179,8 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
-        self.found = self.found or parts(self.model)
+        self.found = self.elsewhere.found if self.elsewhere else [
+            {state: self.spell(part) for state, part in states.items()} for states in self.found or parts(self.model)]
         self.seconds["flatten"] = time.perf_counter() - start
         graphs = self.like or self.elsewhere
         self.explorer: Explorer = Explorer(self.laws) if graphs is None else graphs.explorer
@@ -193,7 +195,12 @@ class SearchSpace:
     def behind(self, number: int) -> Mapping[str, Part]:
         """A part, or a substitution, by the state of the border before it."""
         own = number - len(self.found)
-        return self.found[number] if own < 0 else {FULL: self.substitutions[own].part}
+        return self.found[number] if own < 0 else {FULL: self.spell(self.substitutions[own].part)}
+
+    def spell(self, part: Part) -> Part:
+        """A part whose template calls numbers as the laws call them."""
+        template = spell_values(part.template, self.laws)
+        return part if template is part.template else replace(part, template=template)
 
     def span(self, number: int) -> tuple[int, int]:
         """The first and the last part that it stands for."""

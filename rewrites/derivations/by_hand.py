@@ -2,6 +2,7 @@
 laws reach, stage by stage, and so knows the facts that guards ask for; the program is a tree in it, and every
 application a step."""
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -18,7 +19,9 @@ from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
 from rewrites.law import MARK, Law
 from rewrites.lower.lower import Lowering
+from rewrites.verify.user_laws import admit_laws
 
+NOTHING_NEW = "what it makes is there already, or is made of itself"
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
 BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph, applications to a program
 
@@ -37,6 +40,11 @@ class Rewrite:
     @property
     def goals(self) -> tuple[str, ...]:
         return self.needed or (self.laws[-1].name,)
+
+    def check_usable(self) -> None:
+        """Raises InputError for a law of a user's that is wrong, or that no graph can use."""
+        _, left_out = admit_laws(self.laws)
+        if left_out: raise InputError(f"{self.name}: {left_out[0]}")
 
 
 Stages = Sequence[Rewrite]
@@ -104,7 +112,8 @@ def reached(template: Template, stages: Stages) -> Graph:
 
 
 def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
-    """The import of a part behind these stages."""
+    """The import of a part behind these stages. Raises InputError for a law that cannot be used."""
+    for stage in stages: stage.check_usable()
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
     start = tree = forest.imported[part.roots[FULL]]
@@ -122,13 +131,24 @@ def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
 
 
 def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> Application | None:
-    """The next application that leads to a program not seen before: of the first law that fits, at the innermost
-    place."""
+    """The next application that leads to a program not seen before: of the first law that fits, at the innermost place.
+    None computes a value of itself, as (xᵀ)ᵀ does x: a program computes every value once."""
     for law in stage.laws:
         for before, after in fitting(deriver, law, tree, stage.kinds.get(law.name, ({},))):
-            if before is not after and deriver.forest.replace(tree, before, after) not in seen:
+            if before is after: continue
+            made = deriver.forest.replace(tree, before, after)
+            if made not in seen and not is_nested(made):
                 return Application(law.name, law.kind, False, before, after)
     return None
+
+
+def is_nested(tree: Tree) -> bool:
+    """True where some subtree is made of the very value that it computes."""
+    below: dict[Tree, frozenset[int]] = {}
+    for part in tree.walk():
+        below[part] = frozenset(child.cls for child in part.children).union(*(below[child] for child in part.children))
+        if part.cls in below[part]: return True
+    return False
 
 
 def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tuple[Tree, Tree]]:
@@ -143,7 +163,8 @@ def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tu
             others = [at for at in range(len(left)) if at != index]
             if all({deriver.member(left[at], full), deriver.member(right[at], full)} & keys for at in others):
                 trees = {name: at for name, at in found.items() if isinstance(at, Tree)}
-                yield part, deriver.over(right[index], full, trees)
+                with suppress(KeyError):                    # where the graph does not hold what would be made
+                    yield part, deriver.over(right[index], full, trees)
 
 
 def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
@@ -163,7 +184,7 @@ def refusal(applied: Applied, law: Law) -> str:
         return f"{where} has no {left}"
     guards, part = min(found, key=lambda each: len(each[0]))
     path = ".".join(map(str, occurrences(applied.tree, part)[0])) or "top"
-    return f"{where} has {left} at {path}, but {' and '.join(guards) or 'what it makes is there already'}"
+    return f"{where} has {left} at {path}, but {' and '.join(guards) or NOTHING_NEW}"
 
 
 def missing(graph: Graph, law: Law, bound: Binding) -> list[str]:

@@ -4,24 +4,18 @@ from the root down (Flatt et al. 2022, on small proofs, solve the same problem w
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 from opmatrix.algebra.term import Operator
 from rewrites.derivations.derivation import Application, Derivation
 from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
+from rewrites.graph.egraph import pattern_variables
 from rewrites.graph.match import Binding, Matches, join_matches
 from rewrites.law import IMPLEMENTATION, Law, is_variable
 from rewrites.lower.lower import Lowering
 from rewrites.spelling import spelled
-
-
-@cache
-def variables(pattern: Operator) -> frozenset[str]:
-    """The names of a pattern's variables, those of its attributes too."""
-    own = [pattern.args[0]] if pattern.kind.name == "symbol" else filter(is_variable, pattern.attributes)
-    return frozenset(map(str, own)).union(*map(variables, pattern.children))
 
 
 class Underivable(Exception):
@@ -83,8 +77,8 @@ class Deriver:
         left to guards."""
         for bound in found:
             for pair in zip(*law.sides(), strict=True):
-                known, other = sorted(pair, key=lambda side: len(variables(side) - bound.keys()))
-                if variables(known) <= bound.keys() and not variables(other) <= bound.keys():
+                known, other = sorted(pair, key=lambda side: len(pattern_variables(side) - bound.keys()))
+                if pattern_variables(known) <= bound.keys() and not pattern_variables(other) <= bound.keys():
                     if (cls := self.find(known, bound)) is not None:
                         yield from self.completed(law, join_matches([bound], self.matches.find(other, cls)))
                     break

@@ -34,6 +34,7 @@ from rewrites.derivations.wording import TRUST, TreeWriter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.graph.borders import FULL
 from rewrites.graph.layers import Part, check_possible, parts
+from rewrites.graph.template import spell_values
 from rewrites.law import PARTITION, Law, apart
 from rewrites.lower.lower import KernelCall, Lowering, Method, Use, plainly
 from rewrites.lower.price import Prices, TimeModel
@@ -67,8 +68,8 @@ class HandSchedule:
         """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError,
         which says where and why, for a stage that does not apply."""
         if isinstance(stage, str | Law):
-            stage = Rewrite(stage if isinstance(stage, str) else stage.name,
-                            (find_law(stage) if isinstance(stage, str) else stage,))
+            law = find_law(stage) if isinstance(stage, str) else stage
+            stage = Rewrite(law.name, (law,))
         if not isinstance(stage, Rewrite | Store | TileStage):
             raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
                              "approximation such as prune(0.5), or tile(64)")
@@ -98,7 +99,8 @@ class HandSchedule:
 
     @cached_property
     def split(self) -> list[Part]:
-        return [states[FULL] for states in parts(self.model)]
+        return [replace(part, template=spell_values(part.template, self.laws))
+                for part in (states[FULL] for states in parts(self.model))]
 
     @cached_property
     def rewritten(self) -> list[Applied]:
@@ -343,8 +345,7 @@ class HandSchedule:
         if isinstance(stage, TileStage):
             return sum(has_tiles(step.kernel) for step in self.exact[0].steps)
         return len(self.choice(stage)) if isinstance(stage,
-                                                     Store) else sum(sum(each.counts[-1].values())
-                                                                     for each in self.rewritten)
+                                                     Store) else sum(sum(e.counts[-1].values()) for e in self.rewritten)
 
 
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:

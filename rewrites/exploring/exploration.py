@@ -49,6 +49,7 @@ class Exploration:
     number: int | None = None
     name: str = ""
     note: str = ""                                          # where prices are of no calibrated machine
+    left_out: tuple[str, ...] = ()                          # a line for each law of a user's that cannot be used
 
     @cached_property
     def searched(self) -> tuple[SearchSpace, Structure]:
@@ -141,9 +142,12 @@ class Exploration:
 
     def with_laws(self, *own: Law | str | Path) -> "Exploration":
         """What laws of one's own reach, too: functions under @law, or files of them. Each is tried first: raises
-        InputError for a wrong one, with an example."""
-        found = own_laws(own, self.laws)
-        return self.changed(laws=(*self.laws, *found), name=f"{self.name} with {', '.join(law.name for law in found)}")
+        InputError for a wrong one, with an example; `left_out` has a line for each that cannot be used."""
+        found, left_out = own_laws(own, self.laws)
+        laws, failed = self.opened.list_usable((*self.laws, *found))
+        names = ", ".join(law.name for law in laws[len(self.laws):]) or "no other law"
+        lines = (*self.left_out, *left_out, *failed)
+        return self.changed(laws=laws, name=f"{self.name} with {names}", left_out=lines)
 
     @property
     def imported(self) -> "Exploration":
@@ -223,7 +227,7 @@ class Exploration:
 
     def __str__(self) -> str:
         limits = [f"limit: {line}" for line in self.structure.cut]
-        return "\n".join(filter(None, [f"{self.name}: {self.cost()}", self.note, *limits]))
+        return "\n".join(filter(None, [f"{self.name}: {self.cost()}", self.note, *limits, *self.left_out]))
 
     def __repr__(self) -> str:
         return f"<Exploration {self.name}: print it for its price, .draw() for a picture>"
@@ -231,7 +235,7 @@ class Exploration:
     def changed(self, **fields: object) -> "Exploration":
         """This one otherwise, its searches anew but where nothing of them is changed."""
         made: Exploration = replace(self, **fields)         # type: ignore[arg-type]
-        if not fields.keys() - {"number", "name", "note"} and "searched" in vars(self):
+        if not fields.keys() - {"number", "name", "note", "left_out"} and "searched" in vars(self):
             vars(made)["searched"] = self.searched          # cached there
         return made
 
@@ -247,5 +251,5 @@ def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName 
         >>> found = om.explore(x, 16, machine="A100")
         >>> [law for law in found.fired][:1]                                                    # doctest: +SKIP
         >>> print(found.classes, found.members(), found.draw())                                 # doctest: +SKIP"""
-    opened, note, name = open_exploration(model, batch, machine, laws)
-    return Exploration(opened, opened.laws, name=name, note=note)
+    opened, note, left_out, name = open_exploration(model, batch, machine, laws)
+    return Exploration(opened, opened.laws, name=name, note=note, left_out=left_out)

@@ -1,7 +1,6 @@
 """What an exploration begins with: a model, a batch, a machine and laws, as people give them."""
 import re
 from collections.abc import Sequence
-from inspect import getsourcefile
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +18,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower.price import TimeModel
 from rewrites.opened import Opened
 from rewrites.phases import silence_stdout
-from rewrites.verify.user_laws import load_laws, try_law
+from rewrites.verify.user_laws import admit_laws, load_laws
 from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, draw_workload
 
@@ -31,8 +30,9 @@ MOST_TOKENS, MOST_DIGITS = 1_000_000, 9                     # of a batch that is
 
 
 def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
-                     laws: Sequence[Law] | None) -> tuple[Opened, str, str]:
-    """The model that is explored, what is to be said of its prices, and how it is called."""
+                     laws: Sequence[Law] | None) -> tuple[Opened, str, tuple[str, ...], str]:
+    """The model that is explored, what is to be said of its prices, a line for each law that is left out, and how it
+    is called."""
     name = model if isinstance(model, str) else "operator"
     if isinstance(model, str) and weightless(model): model = shapes(model)
     tokens = batch if isinstance(batch, int) else None
@@ -40,7 +40,9 @@ def open_exploration(model: str | Model, batch: AnyBatch, machine: MachineName,
     workload = None if batch is None or isinstance(batch, int) else read_batch(batch)
     operator, drawn, meta = open_arguments(model, workload, None, tokens)
     found, note = resolve_machine(machine, drawn)
-    return Opened(operator, drawn, found, EXACT_LAWS if laws is None else tuple(laws), meta), note, name
+    usable, left_out = admit_laws(EXACT_LAWS if laws is None else laws)
+    opened, failed = Opened(operator, drawn, found, usable, meta).leave_out_failing()
+    return opened, note, (*left_out, *failed), name
 
 
 def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workload:
@@ -95,18 +97,16 @@ def resolve_machine(machine: MachineName, workload: Workload) -> tuple[TimeModel
     with silence_stdout(): return calibrated(lambda *_: None, *(each for _, each in workload.shares)), ""
 
 
-def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> list[Law]:
-    """Laws of one's own, each tried. Raises InputError for a wrong one, and for a name that is taken."""
-    found, taken = list[Law](), {law.name for law in known}
+def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
+    """Laws of one's own that can be used, each tried, and a line for each that is left out. Raises InputError for a
+    wrong one, and for a name that is taken."""
+    laws, taken = list[Law](), {law.name for law in known}
     for each in given:
-        if isinstance(each, Law):
-            refuse_name(each, taken)
-            try_law(Path(getsourcefile(each.body) or "law"), each, (*found, each))
-            found.append(each)
-        elif isinstance(each, str | Path): found += load_laws(each).laws
+        if isinstance(each, Law): laws.append(each)
+        elif isinstance(each, str | Path): laws += load_laws(each).laws
         else: raise InputError(f"{each!r:.60} is no law: put @law(...) before a function, or give a file of laws")
-    for law in found: refuse_name(law, taken)
-    return found
+    for law in laws: refuse_name(law, taken)
+    return admit_laws(laws)
 
 
 def refuse_name(law: Law, taken: set[str]) -> None:

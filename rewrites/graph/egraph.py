@@ -42,21 +42,61 @@ def attribute(value: object) -> str:
 
 
 @cache
+def pattern_variables(pattern: Operator) -> frozenset[str]:
+    """The names of a pattern's variables, those of its attributes too."""
+    names = [pattern.args[0]] if pattern.kind.name == "symbol" else filter(is_variable, pattern.attributes)
+    return frozenset(map(str, names)).union(*map(pattern_variables, pattern.children))
+
+
+class Direction(NamedTuple):
+    """One way to read a law: where `before` matches, `after` is put beside it. `name` is that of its rule."""
+
+    name: str
+    before: tuple[Operator, ...]
+    after: tuple[Operator, ...]
+
+    @property
+    def unbound(self) -> list[str]:
+        """The variables of `after` that no term of `before` has: a match would not tell what they are."""
+        named = frozenset[str]().union(*map(pattern_variables, self.before))
+        return sorted(frozenset[str]().union(*map(pattern_variables, self.after)) - named)
+
+
+def list_directions(law: Law) -> list[Direction]:
+    """Both ways to read a law that is declared so, else the one from left to right."""
+    left, right = law.sides()
+    forwards, backwards = Direction(law.name, left, right), Direction(law.name + OTHER_WAY, right, left)
+    return [forwards, backwards] if law.both else [forwards]
+
+
+def is_lone(side: Operator) -> bool:
+    """Whether a side is a variable alone, which matches what its own law makes, too: such a side is matched in what a
+    graph begins with, so that the law comes to an end."""
+    return side.kind.name == "symbol"
+
+
+@cache
+def directions(law: Law) -> tuple[Direction, ...]:
+    """The ways to read a law in which a match tells what every variable is."""
+    return tuple(each for each in list_directions(law) if not each.unbound)
+
+
+@cache
 def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
-    """The law as egglog rules, one for each direction; `trace` records the law of each class it made or merged."""
+    """The law as egglog rules, one for each of its `directions`; `trace` records the law of each class that it made or
+    merged."""
     return tuple(write_rules(law, trace))
 
 
 def write_rules(law: Law, trace: bool) -> Iterator[str]:
-    left, right = law.sides()
-    for before, after in [(left, right)] + [(right, left)] * law.both:
+    for name, before, after in directions(law):
         query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
+        query += [f"(imported {side.args[0]})" for side in before if is_lone(side)]
         actions = [f"(union e{i} {write_pattern(side)})" for i, side in enumerate(after)]
         if trace:
             actions += [f'(made_by e{i} "{law.name}")' for i in range(len(after))]
         elif law.canonical:
-            actions += [f"(subsume {write_pattern(side)})" for side in before]
-        name = law.name if before is left else law.name + OTHER_WAY
+            actions += [f"(subsume {write_pattern(side)})" for side in before if not is_lone(side)]
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
 
@@ -80,11 +120,11 @@ def declarations() -> tuple[str, ...]:
 
 @cache
 def ways(law: Law) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """For each direction of a law the kinds of nodes that it matches, and those that it makes."""
+    """For each of a law's `directions` the kinds of nodes that it matches, and those that it makes."""
     guarded = frozenset(facts.KIND.findall(" ".join(law.guards)))
-    left, right = (frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
-                   for side in law.sides())
-    return ((left | guarded, right), (right | guarded, left))[:1 + law.both]
+    def kinds(side: tuple[Operator, ...]) -> frozenset[str]:
+        return frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
+    return tuple((kinds(each.before) | guarded, kinds(each.after)) for each in directions(law))
 
 
 def reach(begun: Iterable[str], laws: Sequence[Law]) -> frozenset[str]:

@@ -19,9 +19,10 @@ from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
 from rewrites.flat import factors, flat
 from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import SCHEDULE, Graph, saturate
+from rewrites.graph.egraph import GROWTH_LIMIT, SCHEDULE, Graph, saturate
 from rewrites.graph.template import Template
 from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
 
 Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what
                                                             # a run gives
@@ -206,6 +207,10 @@ def appends(term: Operator) -> bool:
     return term.kind.name == "add" and len(find_caches(term)) == 1 and any(map(new, term.children))
 
 
+class Overgrown(InputError):
+    """Laws lead to more programs than can be looked at."""
+
+
 @dataclass
 class Explorer:
     """Saturated graphs by signature, so that layers of equal structure are explored once; `schedule` are the phases."""
@@ -219,9 +224,17 @@ class Explorer:
         """The graph of a part. Programs come from it, so its engine is new: one that had been popped was seen to give a
         class a wrong child."""
         if part.template.text not in self.graphs:
-            self.graphs[part.template.text] = saturate(part.template, self.laws, budget=self.budget, alone=True,
-                                                       schedule=self.schedule)
+            made = saturate(part.template, self.laws, budget=self.budget, alone=True, schedule=self.schedule)
+            self.check_growth(made)
+            self.graphs[part.template.text] = made
         return self.graphs[part.template.text]
+
+    def check_growth(self, graph: Graph) -> None:
+        """Raises Overgrown for a graph that laws of a user have made far larger than the budget: a round cannot be
+        stopped once it has begun, and what comes after would take hours."""
+        size, own = len(graph.nodes), {law.name for law in self.laws} - {law.name for law in EXACT_LAWS}
+        if own and graph.cut and size > GROWTH_LIMIT * self.budget:
+            raise Overgrown(f"with it a graph has {size} nodes, where {self.budget} are looked at: {graph.cut[0]}")
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase, over all graphs."""

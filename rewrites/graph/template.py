@@ -2,6 +2,7 @@
 structure have equal text and share one graph."""
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from opmatrix.signature import Port
 from rewrites.graph.sizing import ask_shapes, shrink
+from rewrites.law import Law, is_variable
 from rewrites.laws import facts
 from rewrites.spelling import spelled
 
@@ -69,7 +71,7 @@ class Template:
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
         """`leaves` are the borders: opaque values that depend on the input."""
         table, entries, lines, names = AttributeTable(), [], [], dict[Operator, str]()
-        measured, flags = [name for name, said in PROPERTIES.items() if said.measured], facts.flags()
+        measured = [name for name, said in PROPERTIES.items() if said.measured]
         for root in roots.values():
             for term in root.walk():
                 if term not in names:
@@ -79,9 +81,7 @@ class Template:
                     lines.append(f"(let {names[term]} {write_node(entries[-1])})")
                     lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
-        lines += [f'({facts.name_flag(flag)} "{name}")' for name, value in table.values.items() for flag in flags
-                  if getattr(value, flag, False) is True]
-        return cls("\n".join(lines), table.values, tuple(entries))
+        return cls("\n".join([*lines, *state_flags(table.values)]), table.values, tuple(entries))
 
     def instance(self, values: Mapping[str, object]) -> dict[str, Operator]:
         """The imported operators, by name, with other numbers in them."""
@@ -150,3 +150,42 @@ def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ..
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
     return small.get(value, value) if type(value) is int else value
+
+
+def spell_values(template: Template, laws: Sequence[Law]) -> Template:
+    """The template with the numbers, monoids and patterns that laws speak of called as they call them, and with what a
+    law asks of which a side is a variable alone; itself where it has all of it already."""
+    spoken = find_spoken(tuple(laws))
+    names = {(type(value), value): name for name, value in spoken.items()}
+    called = {label: name for label, value in template.values.items()
+              if (name := names.get((type(value), value), label)) != label}
+    added = {name: value for name, value in spoken.items() if name not in template.values}
+    lines = [*state_flags(added), *(state_imported(template, laws))]
+    if not called and not added and not lines: return template
+    text = template.text
+    for label, name in called.items(): text = text.replace(quoted(label), quoted(name))
+    entries = tuple(entry._replace(attributes=tuple(called.get(each, each) for each in entry.attributes))
+                    for entry in template.entries)
+    values = {called.get(label, label): value for label, value in template.values.items()} | added
+    return Template("\n".join([text, *lines]), values, entries)
+
+
+def state_flags(values: Mapping[str, object]) -> list[str]:
+    """The flags of monoids and patterns, as facts about their names."""
+    return [f'({facts.name_flag(flag)} {quoted(name)})' for name, value in values.items() for flag in facts.flags()
+            if getattr(value, flag, False) is True]
+
+
+def state_imported(template: Template, laws: Sequence[Law]) -> list[str]:
+    """That nodes are imported, as facts about their names, where a law asks for it and the text does not state it."""
+    lone = any(side.kind.name == "symbol" for law in laws for sides in law.sides() for side in sides)
+    lines = [f"(imported {entry.name})" for entry in template.entries] if lone else []
+    return lines if lines and lines[0] not in template.text else []
+
+
+@cache
+def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
+    """The numbers, monoids and patterns that laws speak of, as they call them."""
+    return {spelled(value): value for law in laws for side in law.sides() for root in side
+            for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
+            if not is_variable(value)}

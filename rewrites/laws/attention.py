@@ -131,9 +131,11 @@ def repeat_shift(x: value[h, p], c: constant[h, p], H: count[n]):
 
 
 @law(phase=SIMPLIFY, source="additivity of sums")
-def total_shift(x: value[h, p], c: constant[h, p]):
-    """A bias of heads is summed like what it is added to. True of any c."""
-    return (x + c) @ total, x @ total + c @ total
+def total_shift(x: value[h, q], c: constant[h, q], A: matrix[h * q, p], H: count):
+    """A bias of heads is summed like what it is added to: both have as many, behind one matrix for each head.
+    True of any c; A is stored."""
+    B = by_head(A, H)
+    return (x @ B + c @ B) @ total, (x @ B) @ total + (c @ B) @ total
 
 
 table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise

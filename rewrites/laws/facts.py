@@ -4,7 +4,8 @@ be, and that is a rule. Facts describe a value, so they pass through an approxim
 replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
-of the batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance."""
+of the batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance,
+`imported` is part of the term that a graph begins with."""
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
@@ -15,7 +16,7 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
-DIRECTING = "act", "given", "turning", "distant"
+DIRECTING = "act", "given", "turning", "distant", "imported"
 # kernels and markers ask for these
 ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"
 

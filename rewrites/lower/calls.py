@@ -38,7 +38,9 @@ class CallVariables(NamedTuple):
 
     def field(self, name: str) -> str:
         """The field of the batch that a one-hot value is made of."""
-        return str(self.lowering.terms[self.bound[name]].args[0])
+        members = self.lowering.graph.members[self.bound[name]]
+        field = next(node.attributes[0] for node in members if node.kind == "given")
+        return str(self.lowering.template.values[field])
 
 
 def table_number(operand: str) -> str:

@@ -127,13 +127,16 @@ class KernelMatches:
                         if self._agree(bound, made.variables): yield made, bound
 
     def _epilogues(self, cls: int, stages: Sequence[Implementation],
-                   after: tuple[Implementation, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
-        """Stages that lead from a class to this one, the class, and their operands, where `after` come behind."""
+                   after: tuple[Implementation, ...] = (),
+                   passed: tuple[int, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
+        """Stages that lead from a class to this one, the class, and their operands, where `after` come behind and lead
+        to the classes `passed`: to one of those no stage leads back, as it would do nothing."""
         yield after, cls, {}
         for stage in self.select_rooted(cls, stages):
             for found in self._ways(stage.pattern, cls, stage.variables):
                 if not all(precedes(stage, other) for other in after): break
-                for chained, first, operands in self._epilogues(found["rows"], stages, (stage, *after)):
+                if found["rows"] in (cls, *passed): continue
+                for chained, first, operands in self._epilogues(found["rows"], stages, (stage, *after), (cls, *passed)):
                     yield chained, first, operands | found
 
     def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Binding]:

@@ -16,6 +16,7 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
 from rewrites.graph.template import Template
 from rewrites.lower.lower import EXACT, TURNED, Lowering, Method, Use, leaf
+from rewrites.phases import Attempts
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
@@ -119,6 +120,7 @@ class Representable:
 
     narrowest: int = NUMBER_TYPES["int8"]
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
+    attempts: Attempts = field(default_factory=Attempts)
 
     def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         key = lowering.terms[use.weight], TURNED if lowering.gathers(use) else use.layout
@@ -129,7 +131,9 @@ class Representable:
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
+        found = list[Method]()
+        with self.attempts.leave_out(f"what else holds {', '.join(map(str, lowering.arrays(use.weight)))} exactly"):
+            if promising(lowering.arrays(use.weight)): found += forms(lowering.matrix(use.weight, use.layout))
         found += [Method(name) for name, form in FORMATS.items() if form.filed is not None and not form.rounds]
         found = [method for method in found if lowering.holdable(use, method)]
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))

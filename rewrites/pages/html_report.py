@@ -61,6 +61,7 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
     yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
     yield "".join(map(paragraph, warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])])))
+    yield "".join(map(paragraph, found["failed"]))
     yield facts_of([("machine", found["machine"]), ("workload", found["workload"]),
                     ("stored", f"{megabytes(best['stored_bytes'])} MB"),
                     ("verified", "yes" if best["verified"] else "no")]) + "</header>"

@@ -91,7 +91,7 @@ REPORTED = object_with(
     model=word, machine=word, workload=word, rows=whole, tokens=maybe(whole), generate=maybe(word),
     mix=maybe(each_entry(each_entry(of_kind("no share or lengths", str, int, float), 2, 2))),
     text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each_entry(word),
-    versions=table_of(word),
+    failed=each_entry(word), versions=table_of(word),
     stated=object_with(like=word, lengths=each_entry(number, 2, 2), uncovered=maybe(each_entry(word))),
     phases=table_of(number), wall_s=number, busy=object_with(calibration=word, timing=word),
     search=object_with(nodes=number, classes=number, gap=number, cut=each_entry(word)),
@@ -125,8 +125,8 @@ def read_kept(directory: Path) -> dict[str, Any]:
 def check_report(found: object, where: str) -> dict[str, Any]:
     """The figures, where all of them can be shown. Raises InputError."""
     try:
-        if isinstance(found, dict):                         # what 0.18.0 and before leave out
-            found = {"operators": None, "spectra": None, **found}
+        if isinstance(found, dict):                         # what 0.20.0 and before leave out
+            found = {"operators": None, "spectra": None, "failed": [], **found}
             if isinstance(found.get("terms"), dict): found["terms"] = {"places": [], **found["terms"]}
         REPORTED(found, "")
         assert isinstance(found, dict)

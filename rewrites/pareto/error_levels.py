@@ -1,7 +1,8 @@
 """The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import isnan, nan
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
 from rewrites.lower.lower import is_plain
 from rewrites.pareto.proposals import Choices, chosen_methods, undominated
-from rewrites.phases import Tell
+from rewrites.phases import Attempts, Tell
 from rewrites.verify.differences import Change
 from rewrites.verify.routed import Reference
 
@@ -39,6 +40,7 @@ class Front:
     rows: Sequence[Batch]
     peak: Callable[[Program], float]
     meta: dict[str, object]
+    attempts: Attempts = field(default_factory=Attempts)
 
     def __post_init__(self) -> None:
         self.wanted = [Reference(partial(self.exact.run, batch)) for batch in self.rows]
@@ -100,8 +102,11 @@ class Front:
                 return None
             if prove and budget == error and 0 < structure.bound < np.inf:
                 self.bound = structure.bound                # a budget that is tightened has a bound of its own
-            program = self.choices.program(structure, self.meta)
-            joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
+            stated = nan
+            with self.attempts.leave_out(f"the program {describe_methods(structure)} at an error of {error:g}"):
+                program = self.choices.program(structure, self.meta)
+                joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
+            if isnan(stated): return None
             over = 0.0 if memory is None else self.bytes(program) - memory
             if stated <= error and over <= 0:
                 self.found[id(structure)] = program, joint, stated

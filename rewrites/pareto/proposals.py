@@ -26,6 +26,7 @@ from rewrites.lower.lower import Lowering, Method, Use
 from rewrites.lower.narrowing import narrowed
 from rewrites.lower.representations import Representable
 from rewrites.pareto.budgets import Budgets
+from rewrites.phases import Attempts
 
 
 @dataclass
@@ -141,12 +142,12 @@ def chosen_methods(structure: Structure) -> Iterator[Method]:
 def propose_methods(space: SearchSpace, structure: Structure, program: Program, emitter: Emitter,
                     representable: Representable, fit: Batch,
                     batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
-                    own: Sequence[Approximation] = ()) -> Choices:
+                    own: Sequence[Approximation] = (), attempts: Attempts | None = None) -> Choices:
     """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
     relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits
     and prices is recalled, but of none that computes functions of one's own, which may be others next time. `own` are
     approximations that a user declared: these are proposed for every weight, and never recalled. Where no error is
-    allowed nothing is proposed."""
+    allowed nothing is proposed. `attempts` gets a line for each that fails, and then nothing is kept."""
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
                       fitted={structure.route: WeakValueDictionary(emitter.fitted)})
     if not limits.error: return choices
@@ -157,8 +158,10 @@ def propose_methods(space: SearchSpace, structure: Structure, program: Program, 
     if (measured := recall(file, [site.name for site in found]) if lasting else None) is None:
         choices.observe(program, found)
         fitting = Fitter({each.key: choices.seen[each.value] for each in found if each.x}, choices.own)
-        measured = measure_weights(program, found, prices, batch, limits, fitting, progress)
-        if lasting:
+        attempts = attempts or Attempts()
+        before = len(attempts.failed)
+        measured = measure_weights(program, found, prices, batch, limits, fitting, progress, attempts)
+        if lasting and len(attempts.failed) == before:
             save_errors(file, measured)
     for site in found:
         leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))

@@ -18,7 +18,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.shapes import H, N
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.graph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
-from rewrites.graph.template import Template, quoted
+from rewrites.graph.template import Template, quoted, spell_values
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.entry_proofs import compare_entries
@@ -26,7 +26,6 @@ from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both
 from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute
 from rewrites.spelling import spelled
-from rewrites.verify.graphs import spell_values
 
 if TYPE_CHECKING:
     from egglog.bindings import _Command

@@ -2,7 +2,7 @@
 searched for by itself, over graphs that all share; their programs meet in one front, where errors and goals are of
 the model that was asked for."""
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, sqrt
@@ -25,7 +25,7 @@ from rewrites.lower.lower import Method
 from rewrites.lower.representations import Representable, only_narrows
 from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.pareto.proposals import Choices
-from rewrites.phases import Tell
+from rewrites.phases import Attempts, Tell
 from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
 from rewrites.pruning.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.verify.differences import difference
@@ -110,18 +110,20 @@ def leaves(model: Operator) -> dict[str, str]:
     return {re.sub(r"\W", "_", each.label): each.key for each in data}
 
 
-def list_programs(variant: Variant, front: Front, error: float | None) -> Iterator[Untried]:
+def list_programs(variant: Variant, front: Front, error: float | None) -> list[Untried]:
     """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
     error by methods; where an error is asked for, with what it leaves them."""
     assert variant.choices is not None
-    yield Untried(variant, variant.structure, variant.program)
+    found = [Untried(variant, variant.structure, variant.program)]
     room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
     for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
         for weights in (*OBJECTIVES, BOTH):
             try: structure = variant.choices.choose(budget, None, weights)
             except Infeasible: continue
             if not structure.error: continue
-            yield Untried(variant, structure, variant.choices.program(structure, front.meta))
+            with front.attempts.leave_out(f"{variant.name(structure)}, {describe_methods(structure)}"):
+                found.append(Untried(variant, structure, variant.choices.program(structure, front.meta)))
+    return found
 
 
 @dataclass
@@ -135,6 +137,7 @@ class Pruning:
     representable: Representable
     workload: Workload
     meta: dict[str, object]
+    attempts: Attempts = field(default_factory=Attempts)
 
     def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell) -> list[Variant]:
         """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are
@@ -146,8 +149,9 @@ class Pruning:
             losses.append(curve)
             progress(len(losses), all_steps)
         for done, level in enumerate(levels(losses, what), len(losses) + 1):
-            made = self.prune(level, batch)
-            if quality.kept(made.program, made.off): kept.append(made)
+            with self.attempts.leave_out(f"the smaller model {level}"):
+                made = self.prune(level, batch)
+                if quality.kept(made.program, made.off): kept.append(made)
             progress(done, all_steps)
         return kept
 

@@ -58,6 +58,7 @@ class Result:
     bound: float | None = None                              # predicted seconds that no program within it is below
     choices: Choices | None = None
     left_out: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()                            # a line for each law or candidate that failed, and why
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
@@ -116,7 +117,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "generate": str(result.workload.generation) if result.workload.generation else None,
         **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
-        "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
+        "number_type": result.number_type, "without": sorted(result.left_out),
+        "failed": list(result.failed), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
                    "uncovered": result.workload.uncovered},
@@ -200,6 +202,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}"
         + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
         *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
+        *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
         "programs: * is chosen\n" + table(rows, header),
         *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),

@@ -2,11 +2,10 @@
 kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even where extraction would not choose it."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from sympy import Symbol
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -19,10 +18,9 @@ from opmatrix.relations import GIVEN, Relation
 from opmatrix.signature import Port
 from rewrites.flat import flat
 from rewrites.graph.egraph import EgglogEngine, ENode, Graph, build, fitting, saturate
-from rewrites.graph.template import Template, quoted
-from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
+from rewrites.graph.template import Template, spell_values
+from rewrites.law import INPUT, ROWS, Law, Sort, apart
 from rewrites.lower.lower import Lowering
-from rewrites.spelling import spelled
 from rewrites.verify.numbers import Drawn, Float64s
 
 TOLERANCE = 1e-9
@@ -75,7 +73,7 @@ def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, share
     needs. `shared` is an engine of the laws that traces; `other` widens what variables may be; the graph tells whether
     a law was then refused."""
     rng = np.random.default_rng(seed)
-    template = seeded(seeds, rng, **other)
+    template = spell_values(seeded(seeds, rng, **other), laws)
     graph = saturate(template, laws, trace=True, rounds=3, budget=4000, shared=shared)
     return disagreements(graph, template, rng), graph
 
@@ -96,27 +94,6 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]
     return replace(template, text="\n".join([template.text, *lines]))
-
-
-def spell_values(template: Template, laws: Sequence[Law]) -> Template:
-    """The template with the numbers, monoids and patterns that laws speak of called as they call them."""
-    spoken = find_spoken(tuple(laws))
-    text, entries = template.text, template.entries
-    for label in [label for label, value in template.values.items() if isinstance(value, Data)
-                  and spelled(value) in spoken]:
-        called = spelled(template.values[label])
-        text = text.replace(quoted(label), quoted(called))
-        entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))
-                        for entry in entries)
-    return Template(text, template.values | spoken, entries)
-
-
-@cache
-def find_spoken(laws: tuple[Law, ...]) -> dict[str, object]:
-    """The numbers, monoids and patterns that laws speak of, as they call them."""
-    return {spelled(value): value for law in laws for side in law.sides() for root in side
-            for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
-            if not isinstance(value, Name | Symbol)}
 
 
 def disagreements(graph: Graph, template: Template, rng: np.random.Generator,

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from rewrites.graph.law_matches import check_matches
 from rewrites.graph.template import Template
 from rewrites.law import Law
 from rewrites.verify.failure import VerificationError
@@ -18,12 +19,13 @@ Announce = Callable[[str], None]                            # told before what m
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
                 announce: Announce = lambda line: None) -> dict[str, int]:
-    """Each law alone, with its counterexamples, then in a graph of all laws that starts from their left sides. Raises
-    VerificationError, which names the law."""
+    """Each law alone, with its counterexamples and wherever a graph matches it, then in a graph of all laws that starts
+    from their left sides. Raises VerificationError, which names the law."""
     for law in laws:
         for draw in range(draws):
             try:
                 law.check(np.random.default_rng([seed, draw]))
+                if not draw: check_matches(law, seed)
             except (AssertionError, TypeError) as error:
                 raise VerificationError(1, law.name, str(error), reproduce_law(law, seed, announce), [law.name],
                                         seed=seed) from error

@@ -17,9 +17,9 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.show import labels, text
 from rewrites.flat import flat
 from rewrites.graph.egraph import saturate
-from rewrites.graph.template import Template, shrunken, sizes_of
+from rewrites.graph.template import Template, shrunken, sizes_of, spell_values
 from rewrites.law import ROWS, Law
-from rewrites.verify.graphs import Disagreement, disagreements, spell_values
+from rewrites.verify.graphs import Disagreement, disagreements
 
 MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first

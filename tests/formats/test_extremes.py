@@ -103,3 +103,32 @@ def test_attention_in_halves_keeps_what_is_finite():
     v[3, 0, 2] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
     got = kernels.attention_halves(q, q, v, starts, np.empty_like(v))
     assert np.isnan(got[:, 0, 2]).all() and np.isnan(got).sum() == 40
+
+
+SCALES = 1e-45, 1e-42, 3.7e-37, 1.0, 1e20, 1e30, 3e38
+WEIGHTS = {
+    "all": lambda w, size: w * size,
+    "a column": lambda w, size: np.where(np.arange(w.shape[1]) == w.shape[1] // 2, w * size, w),
+    "a row": lambda w, size: np.where(np.arange(len(w))[:, None] == len(w) // 2, w * size, w),
+    "one number": lambda w, size: np.where(np.arange(w.size).reshape(w.shape) == w.size // 2, size, 0),
+    "equal": lambda w, size: np.full(w.shape, size),
+    "zeros and a column": lambda w, size: np.where(np.arange(w.shape[1]) == 0, 0, w * size)}
+
+
+@pytest.mark.deep(every=9)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(64, 32), (1, 1), (1, 32), (64, 1), (33, 7)], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_of_any_size_are_held_or_refused(name, shape):
+    """No format makes of them what is no number, or is further off than nothing at all would be, or warns."""
+    form, drawn = FORMATS[name], np.random.default_rng(5).uniform(-1, 1, shape)
+    for options in form.choices(*shape) if not form.plain else [{}]:
+        for make in WEIGHTS.values():
+            for size in SCALES:
+                W = np.clip(make(drawn, size), -HUGE, HUGE).astype(np.float32)
+                try: stored = form.approximate(W, **options)
+                except FormatError: continue
+                held = stored.unpack().astype(np.float64)
+                assert np.isfinite(held).all(), (options, size)
+                assert np.linalg.norm(held - W) <= 1.001 * np.linalg.norm(W.astype(np.float64)), (options, size)
+                if size < 1e30: assert np.isfinite(stored.matmul(np.ones((2, len(W)), np.float32))).all()
