@@ -21,13 +21,17 @@ def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
     match term.kind.name:
         case "weight":                                      # no product with an identity where the numbers are at hand
             return np.asarray(term.args[0].array, np.float64)
+        case "adjoint":
+            [turned] = term.children
+            return as_array(turned, None if isinstance(turned.into.cols, int) else width).swapaxes(-1, -2)
         case "compose":
             first, then = term.children
             if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
                                                                         for each in first.children):
                 numbers = as_array(then, width)
+                rows = dense(first, np.ones((1, int(width)))).swapaxes(-1, -2)
                 own = numbers.flags.owndata and numbers.flags.writeable     # a weight that was widened just now
-                rows = dense(first, np.ones((1, int(width)))).T
+                own = own and np.broadcast_shapes(rows.shape, numbers.shape) == numbers.shape
                 return np.asarray(np.multiply(rows, numbers, out=numbers if own else None))
             return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
