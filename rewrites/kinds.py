@@ -21,6 +21,9 @@ def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
     match term.kind.name:
         case "weight":                                      # no product with an identity where the numbers are at hand
             return np.asarray(term.args[0].array, np.float64)
+        case "adjoint":
+            [turned] = term.children
+            return as_array(turned, None if isinstance(turned.into.cols, int) else width).swapaxes(-1, -2)
         case "compose":
             first, then = term.children
             if I in first.children and first.kind.name == "mul" and all(each is I or each.constant

@@ -21,10 +21,9 @@ from rewrites.law import Law
 from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
 from rewrites.lower.mixed import Mean, Sized, priced
 from rewrites.lower.price import Prices, TimeModel
-from rewrites.lower.representations import Representable, content
+from rewrites.lower.representations import Methods, Representable, choices
 from rewrites.lower.sharing import OtherUses, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
 
-Methods = Callable[[Lowering, Use], Sequence[Method]]
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
 
 
@@ -288,7 +287,7 @@ def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: 
             continue
         part, lowering = space.found[number][before], space.lowering(number, before)
         shared = space.shared(number)
-        key = (part.template.text, after, sizes(part), content(part.template),
+        key = (part.template.text, after, sizes(part), choices(lowering, methods),
                shared and (shared, type(rent), rent.key(number)))
         start = time.perf_counter()
         if key not in solved:

@@ -1,7 +1,7 @@
 """Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
 where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
 sample of its numbers."""
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from weakref import WeakKeyDictionary
@@ -15,9 +15,9 @@ from formats.select import sampled
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
 from rewrites.graph.template import Template
+from rewrites.lower.half_numbers import SAMPLED_NUMBERS, exactly_half, has_half, sample_numbers
 from rewrites.lower.lower import EXACT, TURNED, Lowering, Method, Use, leaf
 
-SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be
                                                                       # stored by, in bits
@@ -31,13 +31,14 @@ def check_budgets(memory: float | None, number_type: str) -> None:
     if number_type not in NUMBER_TYPES:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 
+Methods = Callable[[Lowering, Use], Sequence[Method]]
+HALF_BITS = 11                                              # that a number stored half has at most, the first one a 1
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
 def traits(numbers: np.ndarray) -> frozenset[str]:
     """`sparse` and `float16`, as far as a sample of the numbers can tell."""
-    rng = np.random.default_rng(0)
-    sample = numbers[tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in numbers.shape)]
+    sample = sample_numbers(numbers)
     found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
              "float16": exactly_half(sample)}
     return frozenset(name for name, holds in found.items() if holds)
@@ -52,16 +53,22 @@ def find_traits(data: Data) -> frozenset[str]:
     return known
 
 
-def exactly_half(numbers: np.ndarray) -> bool:
-    with np.errstate(over="ignore"):
-        return bool((numbers.astype(np.float16) == numbers).all())
-
-
 def content(template: Template) -> tuple[str, ...]:
-    """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: layers
+    """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: parts
     of equal structure are the same problem where these are equal."""
-    return tuple(value.key if find_traits(value) else name for name, value in template.values.items()
-                 if isinstance(value, Data) and (find_traits(value) or leaf(value).blocks is not None))
+    return tuple(value.key if find_traits(value) else name for name, value in template.values.items() if tells(value))
+
+
+def tells(value: object) -> bool:
+    """Whether it is an array whose numbers, or blocks of a file, may let more formats hold it."""
+    return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).blocks is not None)
+
+
+def choices(lowering: Lowering, methods: Methods) -> tuple[Hashable, ...]:
+    """The methods of each use of a part: layers of equal structure are the same problem where these are equal. Nothing
+    where no number decides them."""
+    if not any(map(tells, lowering.template.values.values())): return ()
+    return tuple(tuple(methods(lowering, use)) for use in lowering.kernels[1])
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
@@ -129,13 +136,16 @@ class Representable:
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
+        found = proposed(lowering, use)
         found += [Method(name) for name, form in FORMATS.items() if form.filed is not None and not form.rounds]
         found = [method for method in found if lowering.holdable(use, method)]
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 
 
-def promising(leaves: Sequence[Data]) -> bool:
-    """Some leaf is sparse, or all can be stored half: other matrices made of them are dense in float32."""
-    seen = [find_traits(leaf) for leaf in leaves if prod(leaf.shape) > 1]
-    return bool(seen) and (any("sparse" in each for each in seen) or all("float16" in each for each in seen))
+def proposed(lowering: Lowering, use: Use) -> list[Method]:
+    """The proposed formats that hold a matrix: any where some leaf is sparse, half numbers where all leaves have them;
+    other matrices made of leaves are dense in float32."""
+    seen = [find_traits(each) for each in lowering.arrays(use.weight) if prod(each.shape) > 1]
+    if any("sparse" in each for each in seen): return [*forms(lowering.matrix(use.weight, use.layout))]
+    half = bool(seen) and all("float16" in each for each in seen) and has_half(lowering.terms[use.weight])
+    return [Method(Half.name)] if half else []
