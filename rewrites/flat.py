@@ -2,13 +2,16 @@
 entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of
 the algebra."""
 from collections.abc import Iterator
+from functools import reduce
+from operator import matmul
 
 import numpy as np
 
-from opmatrix.algebra.data import Promised
+from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import I, const, weight
+from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import H, ShapeError, Space, T
-from opmatrix.algebra.term import KINDS, Operator
+from opmatrix.algebra.term import KINDS, Operator, adjoint
 
 
 def flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Operator] | None = None) -> Operator:
@@ -34,9 +37,12 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         case "compose":
             before, after = term.children
             return flat(after, flat(before, x, memo), memo)
+        case "weight" if (table := read_table(x, term)) is not None:
+            return table
         case "diag":
             return scale_columns(x, const(term.args[0]))
-        case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
+        case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I) and not (
+                c.children and c.out.heads not in (1, H) and promised(c)):
             return scale_columns(flat(term.children[0], x, memo), flat(c, x, memo))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
@@ -45,6 +51,20 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         if a.kind.name == "by_distance": a, b = b, a        # a bias stands last, where laws and kernels look for it
         return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def read_table(x: Operator, term: Operator) -> Operator | None:
+    """A field of the batch times the rows of a table that matrices between them, such as `place`, leave of it: a kernel
+    looks them up. None where x is another value, or what stands between has numbers, or sizes by itself."""
+    field, *between = factors(x)
+    data = term.args[0]
+    if field.kind is not KINDS["given"] or not between or x.out.heads != 1 or len(data.shape) != 2: return None
+    chain: Operator = reduce(matmul, between)
+    if not chain.linear or chain.storable or any(isinstance(each, Data) for node in chain.walk()
+                                                 for each in node.attributes): return None
+    name, rows = f"{data.label}_behind_{chain}", field.out.cols
+    if isinstance(data, Promised): return field @ weight(Promised(name, (rows, data.shape[1])))
+    return field @ weight(Data(dense(adjoint(chain, rows), data.array.T, dtype=data.array.dtype).T, name))
 
 
 def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
@@ -57,9 +77,16 @@ def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
 
 
 def scale_columns(x: Operator, c: Operator) -> Operator:
-    """x with its columns times a constant row; x itself where that is ones."""
+    """x with its columns times a constant row; x itself where that is ones. A row that was cut into heads is one of
+    each head: behind x it would be cut again."""
+    if c.children and c.out.heads not in (1, H) and not promised(c): c = const(dense(c, np.zeros((1, 1))))
     made: Operator = x @ (I * c)
     return x if full(c, 1) and same_columns(made, x) else made
+
+
+def promised(term: Operator) -> bool:
+    """Whether a term is made of arrays that nobody has yet."""
+    return any(isinstance(each, Promised) for node in term.walk() for each in node.attributes)
 
 
 def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:

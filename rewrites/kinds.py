@@ -29,8 +29,9 @@ def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
             if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
                                                                         for each in first.children):
                 numbers = as_array(then, width)
+                rows = dense(first, np.ones((1, int(width)))).swapaxes(-1, -2)
                 own = numbers.flags.owndata and numbers.flags.writeable     # a weight that was widened just now
-                rows = dense(first, np.ones((1, int(width)))).T
+                own = own and np.broadcast_shapes(rows.shape, numbers.shape) == numbers.shape
                 return np.asarray(np.multiply(rows, numbers, out=numbers if own else None))
             return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
