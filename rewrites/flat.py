@@ -41,9 +41,8 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return table
         case "diag":
             return scale_columns(x, const(term.args[0]))
-        case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I) and not (
-                c.children and c.out.heads not in (1, H) and promised(c)):
-            return scale_columns(flat(term.children[0], x, memo), flat(c, x, memo))
+        case "mul" if scales(term):
+            return scale_columns(*(flat(child, x, memo) for child in term.children))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
     if term.kind.name == "add":
@@ -76,10 +75,21 @@ def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
     return seen_from(field, found.into.rows, x) @ found
 
 
+def scales(term: Operator) -> bool:
+    """Whether a product of two terms is its first one with columns times a constant row."""
+    value, c = term.children
+    return bool(c.constant and c.uniform and (not term.linear or value is I)) and not (is_cut(c) and promised(c))
+
+
+def is_cut(c: Operator) -> bool:
+    """Whether a constant row was cut into heads."""
+    return bool(c.children) and c.out.heads not in (1, H)
+
+
 def scale_columns(x: Operator, c: Operator) -> Operator:
     """x with its columns times a constant row; x itself where that is ones. A row that was cut into heads is one of
     each head: behind x it would be cut again."""
-    if c.children and c.out.heads not in (1, H) and not promised(c): c = const(dense(c, np.zeros((1, 1))))
+    if is_cut(c) and not promised(c): c = const(dense(c, np.zeros((1, 1))))
     made: Operator = x @ (I * c)
     return x if full(c, 1) and same_columns(made, x) else made
 

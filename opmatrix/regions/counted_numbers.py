@@ -1,4 +1,5 @@
-"""How many numbers a term makes where it is read: those of every node, however many rows mix within it."""
+"""How many numbers a term makes where it is read, and the products that it computes: those of every node, however many
+rows mix within it."""
 from __future__ import annotations
 
 import json
@@ -6,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import sympy
@@ -19,16 +20,37 @@ from opmatrix.relations import Relation
 from opmatrix.runtime.terms import parse_operator
 
 
+class ProductSizes(NamedTuple):
+    """A product: rows of all heads times a matrix, or a value, of so many rows and columns; by an ordinary product of
+    arrays, or merged number by number."""
+    rows: sympy.Expr
+    inner: sympy.Expr
+    columns: sympy.Expr
+    ordinary: bool
+
+
+class Work(NamedTuple):
+    """What reading a term makes: the numbers of its values, and its products."""
+    numbers: sympy.Expr
+    products: tuple[ProductSizes, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class CountedShape:
-    """A value's shape; `made` has the numbers of every value so far."""
+    """A value's shape; `made` has the numbers of every value so far, `products` those that were computed."""
     shape: Shape
     values: Sequence[Shape]
     made: list[sympy.Expr]
+    products: list[ProductSizes]
 
     def of(self, shape: Shape) -> CountedShape:
         self.made.append(sympy.Mul(*map(expression, shape)))
-        return CountedShape(shape, self.values, self.made)
+        return CountedShape(shape, self.values, self.made, self.products)
+
+    def multiplied(self, out: Shape, ordinary: bool) -> None:
+        """Notes a product of this value's columns."""
+        rows = expression(out.heads) * expression(out.rows)
+        self.products.append(ProductSizes(rows, expression(self.shape.cols), expression(out.cols), ordinary))
 
     def __add__(self, other: CountedShape) -> CountedShape: return self.of(self.shape + other.shape)
     def __mul__(self, other: CountedShape) -> CountedShape: return self.of(self.shape * other.shape)
@@ -48,32 +70,35 @@ class CountedShape:
     def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
     def spread(self, rows: LiveSize, cols: LiveSize) -> CountedShape: return self.of(self.shape.spread(rows, cols))
     def symbol(self, name: str, into: Shape, out: Shape) -> CountedShape:
-        return CountedShape(self.values[int(name[1:])], self.values, self.made)
+        return CountedShape(self.values[int(name[1:])], self.values, self.made, self.products)
 
     def act(self, term: Operator) -> CountedShape:
         """What a matrix makes, and where it merges numbers one by one, all that it merges."""
         found = self.of(self.shape.act(term))
+        if any(isinstance(each, Data) and len(each.shape) > 1 for each in term.attributes):
+            self.multiplied(found.shape, True)
         if not term.kind.dense: self.of(Shape(found.shape.heads, found.shape.rows, self.shape.cols * found.shape.cols))
         return found
 
     def product(self, other: CountedShape, over: type, where: Pattern) -> CountedShape:
         """What it gives, and the scores that it reads."""
         self.of(self.shape)
-        return self.of(self.shape.product(other.shape, over, where))
+        found = self.of(self.shape.product(other.shape, over, where))
+        self.multiplied(found.shape, getattr(over, "closed", None) is not None)
+        return found
 
 
 @lru_cache(256)
-def count_numbers(text: str, values: tuple[tuple[int, str, int], ...],
-                  arrays: tuple[tuple[int, ...], ...]) -> sympy.Expr:
-    """The numbers that a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
+def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> Work:
+    """What a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
     tables = list_tables(text)                              # which are read as patterns are made; how many see whom is
                                                             # in the scores that are counted
     term = parse_operator(text, shapes, [np.ones(shape, bool) if k in tables else Promised(f"c{k}", shape)
                                          for k, shape in enumerate(arrays)])
-    start = CountedShape(Shape(1, T, 1), shapes, [])
+    start = CountedShape(Shape(1, T, 1), shapes, [], [])
     read(term, start, {})
-    return sympy.Add(*start.made)
+    return Work(sympy.Add(*start.made), tuple(start.products))
 
 
 def list_tables(text: str) -> set[int]:

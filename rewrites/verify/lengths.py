@@ -35,7 +35,7 @@ ORACLE_WORK = 5e10                                                 # multiplicat
 ROW_WORK = 4e9                                              # multiplications of a step of which all rows are looked at
 MAX_ROWS = MAX_INPUT_ROWS // 2                              # of sentences alone, of which a certificate says all
 GROUP_COUNT, LONG_COUNT = 3, 3                              # groups of a batch of many; long sentences of one of few
-MEMORY = 2 ** 30                                            # bytes that a run may need for the longest
+MEMORY = 2 ** 30                                            # bytes that a run may need beyond what is timed
 Near = dict[str, float]                                     # how many sentences and rows, and how far off their output
 Lengths = tuple[tuple[int, ...], ...]                       # of each batch those of its sentences
 
@@ -55,7 +55,8 @@ def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: i
     short, several = cycle([n for n in singles if 2 * n <= GROUP_ROWS]), list[int]()
     while sum(several) <= GROUP_COUNT * GROUP_ROWS: several.append(next(short))
     found = [*((n,) for n in singles), tuple(several)]
-    return (*found, (longest,) * LONG_COUNT if LONG_COUNT * longest <= MAX_LENGTH else (1, longest))
+    found.append((longest,) * LONG_COUNT if LONG_COUNT * longest <= MAX_LENGTH else (1, longest))
+    return tuple(each for each in found if len(each) == 1 or fits(programs, each))
 
 
 def find_longest(programs: Sequence[Program], timed: int, positions: int | None) -> int:
@@ -66,10 +67,14 @@ def find_longest(programs: Sequence[Program], timed: int, positions: int | None)
     kernels = [call.kernel for program in programs for call in program.schedule.calls]
     if any(each.row_mixing and each.restrict is None for each in kernels):
         longest = min(longest, max(timed, SAMPLED))
-    while longest > max(timed, SAMPLED):
-        if max(program.peak_bytes(Batch([np.zeros(longest, int)])) for program in programs) <= MEMORY: break
-        longest = max(timed, SAMPLED, longest // 2)
+    while longest > timed and not fits(programs, (longest,)): longest = max(timed, longest // 2)
     return longest
+
+
+def fits(programs: Iterable[Program], lengths: Sequence[int]) -> bool:
+    """Whether programs need no more memory than is allowed on sentences of these lengths."""
+    batch = Batch([np.zeros(length, int) for length in lengths])
+    return all(program.peak_bytes(batch) <= MEMORY for program in programs)
 
 
 def borders(programs: Iterable[Program]) -> set[int]:

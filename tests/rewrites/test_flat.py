@@ -34,7 +34,8 @@ def right(model, laws):
 @pytest.mark.parametrize("behind", [
     place(2, 66) @ weight(drawn(66, 24)), place(0, 64) @ weight(drawn(64, 24)), place(2, 66) @ weight(drawn(66, 1)),
     place(2, 66) @ place(3, 70) @ weight(drawn(70, 24)), cols(2, 30) @ weight(drawn(28, 24)),
-    place(2, 66) @ weight(drawn(66, 24)) @ weight(drawn(24, 24)), place(2, 66) @ weight(drawn(66, 24)) @ diag(drawn(24))])
+    place(2, 66) @ weight(drawn(66, 24)) @ weight(drawn(24, 24)),
+    place(2, 66) @ weight(drawn(66, 24)) @ diag(drawn(24))])
 def test_a_table_behind_matrices_without_numbers_is_looked_up(behind, laws):
     assert "interpret" not in right(TOKENS + given("positions", 64) @ behind, laws)
 
@@ -50,7 +51,8 @@ def test_a_roberta_has_no_interpreted_step(pad):
 ROW = const(drawn(24)) @ heads(4)
 HEADS = {"value * row": lambda x: x * ROW, "row * value": lambda x: ROW * x, "value + row": lambda x: x + ROW,
          "scaled twice": lambda x: x * ROW * ROW, "value - row": lambda x: x - ROW,
-         "ones": lambda x: x * (const(np.ones(24)) @ heads(4)), "one number": lambda x: x * (const(drawn(4)) @ heads(4)),
+         "ones": lambda x: x * (const(np.ones(24)) @ heads(4)),
+         "one number": lambda x: x * (const(drawn(4)) @ heads(4)),
          "entrywise": lambda x: (x * ROW) @ silu, "row of two": lambda x: x * (ROW + ROW)}
 
 
@@ -61,5 +63,5 @@ def test_heads_are_scaled_by_a_row_that_is_cut_into_heads(name, laws):
     right(TOKENS @ formula(lambda x: HEADS[name](x @ heads(4))), laws)
 
 
-def test_a_table_behind_numbers_stays_as_it_is(): assert right(given("positions", 64) @ (I * 2.0) @ weight(drawn(64, 3)),
-                                                             EXACT_LAWS)
+def test_a_table_behind_numbers_stays_as_it_is():
+    assert right(given("positions", 64) @ (I * 2.0) @ weight(drawn(64, 3)), EXACT_LAWS)

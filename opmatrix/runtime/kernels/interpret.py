@@ -1,5 +1,7 @@
 """A term of the algebra that no other kernel computes, in float64 (opmatrix/runtime/interpreted.py)."""
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from formats.core.epilogue import UNIT
 from formats.core.sizes import size
@@ -11,7 +13,11 @@ from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
 
+if TYPE_CHECKING:
+    from opmatrix.regions.counted_numbers import Work
+
 READING = 8                                                 # passes of a kernel that a number of a node is taken to be
+WIDER = 2                                                   # float64 numbers in the room of two of float32
 OneValue = Rows | Heads | None
 Read = Array | None
 
@@ -20,6 +26,20 @@ def exact(a: Arguments) -> Doubles:
     """The term read in float64. Whatever runs no term imports nothing that reads one, sympy among it."""
     from opmatrix.runtime import interpreted
     return interpreted.exact(a)
+
+
+def at_extents(number: Any, extents: Extents) -> Any:
+    """A number in sizes of spaces as it is at these extents."""
+    found = number.subs({each: extents[size(str(each))] for each in number.free_symbols})
+    return float(found) if found.is_number else found
+
+
+class TermBuffer(NamedTuple):
+    """Bytes of the numbers that a term makes, all of which are there until it is read, and of one more of each while it
+    is made."""
+    numbers: Any
+
+    def at(self, extents: Extents) -> int: return int(2 * np.float64().nbytes * at_extents(self.numbers, extents))
 
 
 @kernel(row_mixing=True, changes_space=True, prices={})
@@ -47,12 +67,25 @@ class interpret(Arguments):
         """Computed in float64 and rounded once."""
         return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
+    def scratch(a) -> TermBuffer: return TermBuffer(counted(a).numbers)
+
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """So many passes over all the numbers that its nodes make, T² ones too."""
-        from opmatrix.regions.counted_numbers import count_numbers
-        values, arrays = split_operands(a)
-        shapes = tuple((getattr(each, "heads", 1), str(each.space), each.cols) for each in values)
-        numbers = count_numbers(a.term, shapes, tuple(tuple(each.shape) for each in arrays))
-        found = numbers.subs({each: extents[size(str(each))] for each in numbers.free_symbols})
-        each = READING * found / (rows := extents[out.space])
-        return [("pointwise.norm", {"T": rows, "p": float(each) if each.is_number else each})]
+        """So many passes over all the numbers that its nodes make, T² ones too, and its products, in numbers twice as
+        wide as those of kernels."""
+        work = counted(a)
+        def pass_over(numbers: Any) -> tuple[str, dict[str, float]]:
+            rows = extents[out.space]
+            return "pointwise.norm", {"T": rows, "p": READING * at_extents(numbers, extents) / rows}
+        found = [pass_over(work.numbers)]
+        for rows, inner, columns, ordinary in work.products:
+            sizes = dict(zip("Tnp", (at_extents(each, extents) for each in (rows, inner, columns)), strict=True))
+            found += WIDER * [("linear.dense", sizes)] if ordinary else [pass_over(rows * inner * columns)]
+        return found
+
+
+def counted(a: Arguments) -> "Work":
+    """What reading its term makes."""
+    from opmatrix.regions.counted_numbers import count_work
+    values, arrays = split_operands(a)
+    shapes = tuple((getattr(each, "heads", 1), str(each.space), each.cols) for each in values)
+    return count_work(a.term, shapes, tuple(tuple(each.shape) for each in arrays))
