@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, as_int, brief, certain, expect, space
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
@@ -295,7 +295,24 @@ def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where
     `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
+    if isinstance(u, Shape): check_pattern(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
+
+def check_pattern(scores: Shape, where: Pattern) -> None:
+    """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
+    instead, or rows of another space than its relation."""
+    if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
+    numbers = next((each for each in scores[1:] if not isinstance(each, Space) and each is not N), None)
+    if numbers is not None:
+        raise ShapeError(f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
+                         "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
+    for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
+        wanted = space(relation.rows), space(relation.cols)
+        for own, other in zip(scores[1:], wanted, strict=True): expect(own, other)
+        if N not in scores[1:] and scores[1:] != wanted:
+            raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
+                             f"those of {wanted[1]}")
+
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.

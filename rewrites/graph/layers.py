@@ -61,6 +61,22 @@ def check_possible(model: Model) -> None:
                              f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term")
 
 
+def check_seen(node: Operator) -> None:
+    """Raises InputError for a product where rows see rows by what they do not have: those of other spaces than tokens
+    have a sequence and a position where they were picked, and are related where a pattern holds a relation."""
+    where = next((each for each in node.attributes if isinstance(each, Pattern) and each is not everyone), None)
+    if where is None or not node.children: return
+    scores = node.children[0].out
+    if where.relation is not None:
+        if [*map(str, scores[1:])] == [where.relation.rows, where.relation.cols]: return
+        raise InputError(f"{brief(node)}: where={where}: scores are {scores}, other rows than the relation's")
+    picked = {part.out.rows for child in node.children for part in child.walk() if part.kind.name == "pick"}
+    strange = next((each for each in scores[1:] if each is not T and each not in picked), None)
+    if strange is not None:
+        raise InputError(f"{brief(node)}: where={where}: scores are {scores}, and rows of {strange} were not picked: "
+                         "they have no position; give among(relation), or leave where= out")
+
+
 def spine(model: Model) -> str:
     """The name of the output with the most factors: the others leave it on the way."""
     return max(found := outputs(model), key=lambda name: sum(1 for _ in factors(found[name])))
@@ -124,7 +140,9 @@ def parts(model: Model) -> list[dict[str, Part]]:
             forms = [*split_forms(full := flat(factor, x))]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
             more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
-            for root in (full, *more.values()): check_order(root)
+            for root in (full, *more.values()):
+                check_order(root)
+                for node in root.walk(): check_seen(node)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
             states[state] = Part(
