@@ -297,7 +297,7 @@ def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_ver
     rows that took no part in the plan."""
     few = searched.workload.few
     near = dense(searched.opened.operator, few)
-    off, points = state_errors(searched, front.points, few, near)
+    off, points = state_errors(searched, choices, front.points, few, near)
     points = check_programs(searched, choices, points, laws_verified, [few], near)
     return Verified([point for point in points if point.verified], [point for point in points if not point.verified],
                     replace(front.imported, measured_error=off, predicted_error=off))

@@ -8,7 +8,6 @@ from math import inf
 import numpy as np
 
 from formats import FORMATS, can_stack
-from opmatrix.algebra.routes import Route, Routes, noted, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
@@ -30,8 +29,8 @@ COLUMNS = 4096                                              # of a wide weight t
 @dataclass
 class WeightTrials(Trials[Method]):
     """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
-    `values` are those of the steps before the first that reads the weight; rows go the ways of the program behind it,
-    `routes`, as they do where the error of a program is stated."""
+    `values` are those of the steps before the first that reads the weight. Rows are routed by their own scores, as
+    where the error of a program is stated."""
 
     program: Program
     site: WeightSite
@@ -41,7 +40,6 @@ class WeightTrials(Trials[Method]):
     batch: Batch
     wanted: FloatRows
     values: Sequence[FloatRows | None]
-    routes: Sequence[Route]
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -63,7 +61,7 @@ class WeightTrials(Trials[Method]):
         rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
         tried = self.candidates()
         stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
-        outputs = try_weights(self.program, self.site, stored, self.values, self.batch, self.routes)
+        outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
         changes = [difference(rows, self.wanted) for rows in outputs]
         return [each._replace(error=change ** 2 / self.site.products)
                 for each, change in zip(tried, changes, strict=True) if not change > most]
@@ -129,15 +127,13 @@ def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Price
                     fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
     """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
     comes before one is computed once for all, and nothing is kept of it afterwards."""
-    (wanted, routes), values = noted(partial(program.run, batch)), list[FloatRows | None]()
+    wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
         progress(done, len(sites))
         if site.name in measured: continue
-        with noting(Routes()) as passed:
-            for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
-        routes = routes[len(passed.parts):]                 # of those that are still to come
-        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, routes)
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values)
         measured[site.name] = trials.measure_errors()
         fitter.directions.clear()
     progress(len(sites), len(sites))

@@ -217,8 +217,11 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
 def tell_routing(found: dict[str, Any] | None) -> str:
     """Where rows are routed, how many of them the program sends elsewhere than the model, as a line."""
     if not found: return ""
-    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows go elsewhere than the model alone would send them; "
-            "errors are of what is computed where they go")
+    share = found["rows"] / max(1, found["of"])
+    along = found.get("along")                              # which 0.20.0 does not have
+    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model alone "
+            "would send them, and count" + ("" if along is None else
+            f"; along the\n          routes that the program took it is off by {percent(along)}"))
 
 
 def phases(found: dict[str, Any]) -> str:

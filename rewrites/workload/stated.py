@@ -42,11 +42,16 @@ class Stated:
     cosine_most: float
 
     @classmethod
-    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0) -> "Stated":
+    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0,
+           redrawn: Change | None = None) -> "Stated":
         """From the change of a program's output and of cosines against what it stands for, which itself is off by
-        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated."""
-        single = worst(change.each)
-        together = max(checked, hypot(change.likely, rounding))
+        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated. Where
+        rows are routed, `redrawn` is the change with other rows sent elsewhere, several times over, and no less than it
+        says is stated."""
+        changes = [change] if redrawn is None else [change, redrawn]
+        limits = [worst(each.each) for each in changes]
+        single = None if limits[0] is None else max(limit for limit in limits if limit is not None)
+        together = max(checked, *(hypot(each.likely_of(len(change.off)), rounding) for each in changes))
         return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
