@@ -81,14 +81,14 @@ def join_groups(groups: Sequence[Group]) -> Off:
                reduce(add, (group.flips for group in groups)))
 
 
-def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]], few: Batch,
+def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]],
            batch: Batch) -> dict[Program, Change]:
     """How far routed programs, given with their constants before rounding, are from the first on the sentences of a
-    batch, with other rows sent elsewhere each time (rewrites.verify.routed.Moved), so often that there are PLENTY;
-    their scores move as on a few rows. Nothing of a batch that has so many."""
+    batch, with other rows sent elsewhere each time (rewrites.verify.routed.Moved), so often that there are PLENTY.
+    Empty where the batch has so many."""
     draws = ceil(PLENTY / len(batch))
     if draws == 1: return {}
-    sizes = {program: score_moves(program, constants, few) for program, constants in programs.items()}
+    sizes = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
 
     def of_group(group: Batch) -> list[Change]:
         wanted, starts = first.run(group), first.starts(group)

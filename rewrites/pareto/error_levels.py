@@ -27,7 +27,7 @@ FEWER = 4                                                   # points of a large 
 TRUST = 1.2                                                 # planned error over what it surely is on rows that choose
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
-SCORED, REDRAWN = 64, 4                                     # rows that scores move as on; times that rows are redrawn
+REDRAWN = 4                                                 # times that other rows are sent elsewhere
 FALLS = 2                                                   # power of its routed error that a budget is tightened by
 
 
@@ -73,8 +73,7 @@ class Front:
 
     def score_sizes(self, program: Program, structure: Structure) -> list[float]:
         """By router, how far a program moves scores."""
-        some = next(self.rows[0].pieces(SCORED))
-        return score_moves(program, unrounded(structure, self.choices.sources[program]), some)
+        return score_moves(program, unrounded(structure, self.choices.sources[program]), self.rows[-1])
 
     @cached_property
     def routed(self) -> bool: return any(each.own[1] for each in self.wanted)

@@ -57,7 +57,7 @@ def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], 
     (base, *offs), changes = compare(programs, model, workload.verify, workload.state,
                                             [True, *(not point.methods for point in points)])
     given = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
-    others = redraw(imported, {point.program: constants_of(searched, choices, point) for point in points}, few,
+    others = redraw(imported, {point.program: constants_of(searched, choices, point) for point in points},
                     workload.state) if is_routed(model.values()) else {}
     allowed = {name: ROUNDING * off for name, off in base.along.items()}
     for point, off in zip(points, offs, strict=True):

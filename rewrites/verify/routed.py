@@ -25,6 +25,7 @@ from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
 RARER = 16                                                  # rows, of which one's scores are moved
+SCORED = 512                                                # rows that scores move as on
 SEEDING = 8                                                 # tokens of a batch that its draws follow from
 SHOWN_FLIPS = 20                                                 # rows that are listed
 Floating = NDArray[np.floating]
@@ -178,6 +179,9 @@ class Moved(Routes):
         super().__init__()
         self.sizes, self.rng = sizes, rng
 
+    @property
+    def steers(self) -> bool: return True
+
     def take(self, by: NDArray[Any], k: int) -> Taken:
         """The largest of moved scores."""
         drawn = self.rng.random(by.shape[-2]) < 1 / RARER
@@ -188,7 +192,8 @@ class Moved(Routes):
 
 def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batch) -> list[float]:
     """By router, how far a program moves scores, on average, from those of its structure with `constants` as they were
-    before anything was rounded, left out or fitted; along the program's routes."""
+    before anything was rounded, left out or fitted; along the program's routes, on the first sentences of a batch."""
+    batch = next(batch.pieces(SCORED))
     _, routes = noted(partial(program.run, batch))
     given = {at: route.taken for at, route in enumerate(routes)}
     _, exact = noted(partial(program.exact, batch, constants, rounded=False), given)
