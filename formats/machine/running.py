@@ -165,8 +165,8 @@ def typical(taken: Sequence[float]) -> float:
 
 
 def settle(rows: Measurements, doubtful: Doubtful, again: Callable[[Sequence[int]], list[float]]) -> Measurements:
-    """The measurements, of which those that are `doubtful` were timed again until two timings agree: what repeats is so,
-    whatever its neighbours are, and anything else was a disturbance. Where none agree the least counts, as what a
+    """The measurements, of which the `doubtful` ones were timed again until two timings agree: a timing that repeats is
+    so, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as what a
     machine does beside only ever adds."""
     settled, timings = [*rows], dict[int, list[float]]()
     for _ in range(TURNS):

@@ -26,9 +26,11 @@ EMBEDDED = 2 ** 23                                          # numbers of embeddi
 
 
 class Compared(NamedTuple):
-    """The change of an output, and |Δcos| of every pair of embeddings that were compared."""
+    """The change of an output, as both programs run; |Δcos| of every pair of embeddings that were compared; and the
+    change along the routes of the program, without rows that go elsewhere."""
     change: Change
     cosines: NDArray[np.float64]
+    along: Change
 
 
 class Off(NamedTuple):
@@ -48,9 +50,10 @@ class Group(NamedTuple):
 
 class Changes(NamedTuple):
     """The outputs of programs on a group of rows: each beside the model; the change of each but the first from that
-    one, as both run, and the embeddings of all where there is room for them."""
+    one, as both run and along its routes, and the embeddings of all where there is room for them."""
     beside: list[Group]
     changes: list[Change]
+    along: list[Change]
     vectors: list[NDArray[np.float32]]
 
 
@@ -64,13 +67,16 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
     far = near if state is verify else run_groups(programs, state)
     offs = [join_groups([look.beside[at] for look in near]) for at in range(len(programs))]
     before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
-    return offs, [Compared(change, change_cosines(before, each))
-                  for change, each in zip(changes_of(far), after, strict=True)]
+    changes, along = (list(map(Change.joined, zip(*each, strict=True)))
+                      for each in ([look.changes for look in far], [look.along for look in far]))
+    return offs, [Compared(change, change_cosines(before, vectors), beside)
+                  for change, vectors, beside in zip(changes, after, along, strict=True)]
 
 
 def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
     """How far each program but the first is from that one on the whole of a batch, relative."""
-    return [change.relative for change in changes_of(run_groups(programs, batch))]
+    looks = run_groups(programs, batch)
+    return [Change.joined(each).relative for each in zip(*(look.changes for look in looks), strict=True)]
 
 
 def join_groups(groups: Sequence[Group]) -> Off:
@@ -88,21 +94,17 @@ def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.fl
     Empty where the batch has so many."""
     draws = ceil(PLENTY / len(batch))
     if draws == 1: return {}
-    sizes = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
+    moves = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
 
     def of_group(group: Batch) -> list[Change]:
         wanted, starts = first.run(group), first.starts(group)
-        return [redrawn(program, each, group, wanted, starts, draws) for program, each in sizes.items()]
+        return [redrawn(program, each, group, wanted, starts, draws) for program, each in moves.items()]
     found = in_threads(partial(of_group, group) for group in batch.pieces(GROUP_ROWS))
     return {program: Change.joined(each) for program, each in zip(programs, zip(*found, strict=True), strict=True)}
 
 
 def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
     return [look() for look in plan_groups(programs, {}, batch, True)]
-
-
-def changes_of(looks: Sequence[Changes]) -> list[Change]:
-    return [Change.joined(kept) for kept in zip(*(look.changes for look in looks), strict=True)]
 
 
 def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
@@ -123,8 +125,8 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
     meant = {name: Reference(partial(dense, model[name], group)) for name in dict.fromkeys(chain(*names))}
     with np.errstate(all="ignore"): known = {name: each.own[0] for name, each in meant.items()}
     for name, rows in known.items(): check_finite(f"the model's {name}", rows)
-    found, starts = Changes([], [], []), programs[0].starts(group)
-    first: NDArray[np.floating] | None = None
+    found, starts = Changes([], [], [], []), programs[0].starts(group)
+    first: Reference | None = None
     for at, (program, own) in enumerate(zip(programs, names, strict=True)):
         given, taken = noted(partial(program.run_all, group))
         for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
@@ -137,7 +139,9 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
         found.beside.append(beside)
         if before is None: continue
         rows = next(iter(given.values()))
-        if first is None: first = rows
-        else: found.changes.append(Change.of(rows, first, starts))
+        if first is None: first = Reference(partial(program.run, group), (rows, taken))
+        else:
+            found.changes.append(Change.of(rows, first.own[0], starts))
+            found.along.append(Change.of(rows, first.beside(taken)[0], starts))
         if before * rows[0].size < EMBEDDED: found.vectors.append(programs[0].pooling(rows, starts))
     return found

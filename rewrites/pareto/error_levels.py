@@ -17,7 +17,7 @@ from rewrites.pareto.proposals import Choices, chosen_methods, undominated
 from rewrites.phases import Tell
 from rewrites.verify.differences import Change
 from rewrites.verify.programs import unrounded
-from rewrites.verify.routed import Reference, redrawn, score_moves
+from rewrites.verify.routed import Reference, ScoreMove, redrawn, score_moves
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest
@@ -58,20 +58,20 @@ class Front:
     def errors(self, program: Program, most: float, structure: Structure | None = None) -> tuple[float, float]:
         """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
         on all. Of a structure whose rows are routed other rows go elsewhere on other texts, and count."""
-        sizes = self.score_sizes(program, structure) if structure is not None and self.routed else []
+        moves = self.score_moves(program, structure) if structure is not None and self.routed else []
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
             starts = program.starts(batch)
             change = Change.of(*wanted.free(partial(program.run, batch)), starts)
             planned = change.surely
-            if sizes:
-                others = redrawn(program, sizes, batch, wanted.own[0], starts, REDRAWN)
+            if moves:
+                others = redrawn(program, moves, batch, wanted.own[0], starts, REDRAWN)
                 planned = max(planned, others.surely_of(len(change.off)))
             found = change.relative, TRUST * planned
             if found[1] > most:
                 break
         return found
 
-    def score_sizes(self, program: Program, structure: Structure) -> list[float]:
+    def score_moves(self, program: Program, structure: Structure) -> list[ScoreMove]:
         """By router, how far a program moves scores."""
         return score_moves(program, unrounded(structure, self.choices.sources[program]), self.rows[-1])
 

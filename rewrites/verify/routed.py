@@ -24,7 +24,7 @@ from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
-RARER = 16                                                  # rows, of which one's scores are moved
+RARER, NEAR = 16.0, 0.25                                    # times, at most, that scores are moved by; of a margin
 SCORED = 512                                                # rows that scores move as on
 SEEDING = 8                                                 # tokens of a batch that its draws follow from
 SHOWN_FLIPS = 20                                                 # rows that are listed
@@ -170,34 +170,50 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
 
 # ---- the rows that other texts would send elsewhere
 
-class Moved(Routes):
-    """The routes of a run on texts like those seen: the scores of one row in `RARER` are moved by RARER times as much
-    as a program moves scores, so rows go elsewhere as often as under the program, and other rows each time. Scores are
-    as dense about a tie as so near to it."""
+class ScoreMove(NamedTuple):
+    """How far a program moves the scores of a router: the deviation of normal numbers as large on average, and by how
+    many times as much they may move and rows that go elsewhere still be near a tie."""
+    size: float
+    times: float
 
-    def __init__(self, sizes: Sequence[float], rng: np.random.Generator) -> None:
+
+class Moved(Routes):
+    """The routes of a run on texts like those seen: of one row in so many `times` the scores are moved by so many times
+    as much as a program moves scores, so rows go elsewhere as often as under the program, and other rows each time:
+    scores are as dense about a tie as so near to it."""
+
+    def __init__(self, moves: Sequence[ScoreMove], rng: np.random.Generator) -> None:
         super().__init__()
-        self.sizes, self.rng = sizes, rng
+        self.moves, self.rng = moves, rng
 
     @property
     def steers(self) -> bool: return True
 
     def take(self, by: NDArray[Any], k: int) -> Taken:
         """The largest of moved scores."""
-        drawn = self.rng.random(by.shape[-2]) < 1 / RARER
-        size = RARER * self.sizes[self.next] if self.next < len(self.sizes) else 0.0
-        noise = self.rng.standard_normal(by.shape) * (size * drawn)[:, None]
+        size, times = self.moves[self.next] if self.next < len(self.moves) else ScoreMove(0.0, 1.0)
+        drawn = self.rng.random(by.shape[-2]) < 1 / times
+        noise = self.rng.standard_normal(by.shape) * (times * size * drawn)[:, None]
         return super().take(by + noise, k)
 
 
-def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batch) -> list[float]:
+def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batch) -> list[ScoreMove]:
     """By router, how far a program moves scores, on average, from those of its structure with `constants` as they were
     before anything was rounded, left out or fitted; along the program's routes, on the first sentences of a batch."""
     batch = next(batch.pieces(SCORED))
     _, routes = noted(partial(program.run, batch))
     given = {at: route.taken for at, route in enumerate(routes)}
     _, exact = noted(partial(program.exact, batch, constants, rounded=False), given)
-    return [mean_move(route.by - other.by) for route, other in zip(routes, exact, strict=True)]
+    moves = [(mean_move(route.by - other.by), middle_margin(other)) for route, other in zip(routes, exact, strict=True)]
+    return [ScoreMove(size, float(np.clip(NEAR * margin / size, 1.0, RARER)) if size else 1.0)
+            for size, margin in moves]
+
+
+def middle_margin(route: Route) -> float:
+    """How much higher the least score that is taken lies than the highest that is left, in the middle row."""
+    least = np.where(route.taken, route.by, np.inf).min(-1)
+    margins = least - np.where(route.taken, -np.inf, route.by).max(-1)
+    return float(np.nan_to_num(np.median(abs(margins)), nan=0.0, posinf=0.0))
 
 
 def mean_move(moves: NDArray[Any]) -> float:
@@ -207,13 +223,13 @@ def mean_move(moves: NDArray[Any]) -> float:
     return float(abs(finite - finite.mean(-1, keepdims=True)).mean() * (np.pi / 2) ** 0.5)
 
 
-def redrawn(program: Program, sizes: Sequence[float], batch: Batch, wanted: Floating, starts: NDArray[np.integer],
+def redrawn(program: Program, moves: Sequence[ScoreMove], batch: Batch, wanted: Floating, starts: NDArray[np.integer],
             draws: int) -> Change:
     """How far a program is from what is wanted of the sentences of a batch, `draws` times over, with other rows sent
     elsewhere each time."""
     changes = []
     for draw in range(draws):
         seed = [draw, len(wanted), *map(int, batch.tokens[:SEEDING])]
-        with noting(Moved(sizes, np.random.default_rng(seed))): rows = program.run(batch)
+        with noting(Moved(moves, np.random.default_rng(seed))): rows = program.run(batch)
         changes.append(Change.of(rows, wanted, starts))
     return Change.joined(changes)
