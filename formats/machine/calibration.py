@@ -3,7 +3,7 @@ busy moment spoils one round and not one kernel; the closed form with the least 
 coefficient negative; then what it leaves out, learned from all cases and judged on each by the others
 (formats/machine/predictor.py)."""
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,10 +18,10 @@ from formats.kernels.engine.replay import clock
 from formats.machine.features import FAR, count_uncached, even, locate_call, quantile, weigh_format
 from formats.machine.model import FROM_PYTHON, WAYS, Machine, Rates, here
 from formats.machine.peaks import vector_rate
-from formats.machine.predictor import fit_correction
+from formats.machine.predictor import find_disturbed, fit_correction
 from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
 from formats.machine.quiet import Pace, Watch, timed
-from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside
+from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle
 from formats.machine.threads import threads
 
 Making = Callable[[], Epilogue | None]
@@ -178,7 +178,28 @@ def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., No
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)
-    return [(kernel, sizes, quantile(taken, 0.25)) for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
+    rows = [(kernel, sizes, quantile(taken, 0.25)) for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
+
+    def again(some: Sequence[int]) -> list[float]:
+        return [quantile(timed(cases[i][2], CASE_SECONDS, *RUNS), 0.25) for i in some]
+    return settle(rows, partial(find_doubtful, catalogue), again)
+
+
+def find_doubtful(catalogue: Catalogue, rows: Measurements) -> list[int]:
+    """The numbers of measurements that the others of their kernel, of weights alike in memory or in the caches, do not
+    allow (formats/machine/predictor.py), the farthest of each first."""
+    by_kernel: dict[str, list[int]] = {}
+    for i, (kernel, _, _) in enumerate(rows):
+        if kernel in catalogue: by_kernel.setdefault(kernel, []).append(i)
+    plain = fit_closed(catalogue, {kernel: [rows[i] for i in every] for kernel, every in by_kernel.items()})
+    doubtful = list[int]()
+    for kernel, every in by_kernel.items():
+        for far in (True, False):
+            some = [i for i in every if bool(rows[i][1].get(FAR, 1.0)) == far]
+            places = [locate_call(catalogue[kernel], rows[i][1]) for i in some]
+            off = residuals(plain, [rows[i] for i in some])
+            doubtful += [some[at] for at in find_disturbed(places, off, bool(catalogue[kernel].product))]
+    return doubtful
 
 
 def fused(numbers: Numbers, form: str) -> dict[str, float]:
@@ -327,10 +348,14 @@ def in_runs(catalogue: Catalogue, way: str, progress: Callable[..., None], plan:
         for each in from_memory_and_caches(catalogue, case):
             cases.append(each)
             reads.append(numbers.read)
-    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress, reads)
     workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
-    rates = fit_rates(catalogue, [(kernel, even(catalogue[kernel], sizes, workers), taken)
-                                  for kernel, sizes, taken in rows if kernel in catalogue])
+
+    def shared(rows: Measurements) -> Measurements:
+        return [(kernel, even(catalogue[kernel], sizes, workers) if kernel in catalogue else sizes, taken)
+                for kernel, sizes, taken in rows]
+    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress, reads,
+                  lambda some: find_doubtful(catalogue, shared(some)))
+    rates = fit_rates(catalogue, [row for row in shared(rows) if row[0] in catalogue])
     ridden = along(rates, lambda form: slopes(rows, form)) if rides else {}
     start = sum(cold_cache_seconds(begun(sentences)) for begun in catalogue.startup_cases) if rides else 0.0
     return replace(rates, coefficients=rates.coefficients | ridden, start=start)

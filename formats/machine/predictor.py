@@ -13,6 +13,8 @@ from formats.machine.features import quantile
 
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
+OUTLYING, LEAST_FAR = 4.0, 0.25                             # deviations of a doubtful call, and logarithms, at least
+FEW = 6                                                     # calls: fewer say nothing of one another
 SHARE = 0.9                                         # of cases left out, for an interval of 80 %: others lie farther off
 KrigingArray = NDArray[np.float64]
 
@@ -75,6 +77,19 @@ def fit_correction(calls: Sequence[Sequence[float]], residuals: Sequence[float],
                                      places.round(4).tolist(), left.round(5).tolist())
     assert best is not None
     return best[1]
+
+
+def find_disturbed(calls: Sequence[Sequence[float]], residuals: Sequence[float], product: bool) -> list[int]:
+    """The calls whose residuals lie farther from what all others predict there than OUTLYING deviations of others, the
+    farthest first: something else went on while they were timed, or a closed form has a step there."""
+    if len(calls) < FEW: return []
+    places, left = np.array(calls), np.array(residuals)
+    best, squared = fit_correction(calls, residuals, product), np.square(places[:, None] - places[None])
+    covariance = best.amplitude ** 2 * np.exp(-0.5 * (squared / np.square(best.scale)).sum(2))
+    far = abs(left_out(covariance, best.noise, left)[2])
+    deviation = 1.4826 * float(np.median(far))              # of normal numbers the median is .6745 deviations
+    most = max(OUTLYING * deviation, LEAST_FAR)
+    return [int(i) for i in np.argsort(-far, kind="stable") if far[i] > most]
 
 
 def scale_axes(product: bool, width: int, rows: float, sides: float) -> list[float]:

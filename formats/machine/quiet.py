@@ -187,7 +187,7 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """The mean of both; as of a calibration's calls the lower quartile of all samples counts."""
+        """The mean of both; of all samples the lower quartile counts, as of a calibration's calls."""
         return geometric_mean(sorted(taken)[len(taken) // 4] for taken in self.taken)
 
 

@@ -3,7 +3,8 @@
 just written by another one, on whichever core; a weight comes from memory, as cases of one weight lie as far from one
 another as they can, and a second time from the caches."""
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -11,14 +12,18 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats, room
 from formats.machine.host import uncached
+from formats.machine.quiet import MIN_RUNS, SIGNS, width
 from formats.machine.threads import threads
 
+AGREE = 0.1                                                 # of two timings that repeat, at most apart
+TURNS, MOST_DOUBTFUL = 4, 64                                # of timing again; cases of a turn
 SCRIPT_CASES = 128                                          # cases of a script: an interrupt waits for its end
-MAX_ROUNDS = 16                                             # at most; three at least
+LEAST_ROUNDS, MAX_ROUNDS = 3, 16
 COLD_RUNS = 15
 Launching = Callable[[], object]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
+Doubtful = Callable[[Measurements], list[int]]              # the numbers of measurements that others do not allow
 Buffer = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
@@ -67,12 +72,14 @@ class Inside:
 
 
 def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
-           progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = ()) -> Measurements:
-    """Seconds of each case: the median of all rounds, of which there are three at least, times what the medians of
-    whole scripts are longer than the sums of their cases' medians, as rounds are skewed: programs are judged by
-    medians of whole runs, in which some step always takes longer. Cases of one weight come in one script as rarely as
-    they can; those that are one call follow one another. `seconds`: after these no more rounds are begun. `reads`:
-    numbers of the memory that each case reads, and another kernel writes before."""
+           progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = (),
+           doubtful: Doubtful = lambda rows: []) -> Measurements:
+    """Seconds of each case (`typical`) over all rounds, of which there are three at least, times what whole scripts are
+    longer than the sums of their cases, as rounds are skewed: programs are judged by medians of whole runs, in which
+    some step always takes longer. Cases of one weight come in one script as rarely as they can; those that are one call
+    follow one another. `seconds`: after these no more rounds are begun; while rounds are disturbed, after twice as
+    many. `reads`: numbers of the memory that each case reads, and another kernel writes before. Cases that are
+    `doubtful` are timed again, with all of their script, as in another one weights would come from the caches."""
     from formats.kernels.engine.compiled import walk_compiled
     from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
     from formats.kernels.engine.replay import conduct, replay
@@ -84,20 +91,98 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
     scripts = walk_compiled(
         lambda: [Inside([cases[i] for i in part], memory, apart, [writers[i] for i in part]) for part in made],
         replay, conduct, launch_items, worker_loop, end_workers, progress=lambda name, _: progress(f"compiled {name}"))
-    taken: list[list[float]] = [[] for _ in cases]
-    wholes: list[list[float]] = [[] for _ in parts]
+    rounds = Rounds([*zip(parts, scripts, strict=True)])
     end = time.perf_counter() + seconds
-    for done in range(-1, MAX_ROUNDS):                      # the round before the first is not counted
-        if done >= 3 and time.perf_counter() > end: break
-        for part, script, whole in zip(parts, scripts, wholes, strict=True):
-            _, *every = 1e-9 * script.run(fill=done < 0)    # the first finds caches that have forgotten what it needs
-            if done < 0: continue
-            for i, each in zip(part, every, strict=True): taken[i].append(float(each))
-            whole.append(float(sum(every)))
+    for done in range(MAX_ROUNDS):
+        if done >= LEAST_ROUNDS and time.perf_counter() > end + seconds * rounds.disturbed: break
+        rounds.run(range(len(parts)))
         progress(done + 2, MAX_ROUNDS + 1)
-    middles = [median(each) for each in taken]
-    skew = sum(map(median, wholes)) / sum(middles)
-    return [(kernel, sizes, skew * middle) for (kernel, sizes, _), middle in zip(cases, middles, strict=True)]
+    skew, middles = rounds.skew, rounds.middles()
+
+    def again(some: Sequence[int]) -> list[float]:
+        rounds.forget()
+        chosen = [at for at, part in enumerate(parts) if not set(part).isdisjoint(some)]
+        for _ in range(LEAST_ROUNDS): rounds.run(chosen)
+        return [skew * rounds.middles()[i] for i in some]
+    rows = [(kernel, sizes, skew * middles[i]) for i, (kernel, sizes, _) in enumerate(cases)]
+    return settle(rows, doubtful, again)
+
+
+class Rounds:
+    """Seconds of cases, round by round, in scripts that are given with the numbers of their cases; of each round those
+    of whole scripts, too. A round before the first is not counted: it fills the memory."""
+
+    def __init__(self, scripts: Sequence[tuple[Sequence[int], Inside]]) -> None:
+        self.scripts = scripts
+        for _, script in scripts: script.run(fill=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.taken: dict[int, list[float]] = {}
+        self.wholes: dict[int, list[float]] = {}
+
+    def run(self, some: Iterable[int]) -> None:
+        """A round of these scripts."""
+        for at in some:
+            part, script = self.scripts[at]
+            _, *every = 1e-9 * script.run(fill=False)       # the first finds caches that have forgotten what it needs
+            for i, each in zip(part, every, strict=True): self.taken.setdefault(i, []).append(float(each))
+            self.wholes.setdefault(at, []).append(float(sum(every)))
+
+    def middles(self) -> dict[int, float]:
+        """Seconds of each case."""
+        return {i: typical(each) for i, each in self.taken.items()}
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether timings of most cases differ as they do on a busy machine."""
+        wide = [is_wide(each) for each in self.taken.values()]
+        return 2 * sum(wide) > len(wide)
+
+    @property
+    def skew(self) -> float:
+        """The medians of whole scripts over the sums of their cases; 1 where rounds are disturbed, as a whole round is
+        never spared."""
+        return 1.0 if self.disturbed else sum(map(median, self.wholes.values())) / sum(self.middles().values())
+
+
+# ---- disturbances
+
+def is_wide(taken: Sequence[float]) -> bool:
+    """Whether repeated timings differ as they do on a busy machine (formats/machine/quiet.py)."""
+    return len(taken) >= MIN_RUNS and width(taken) > SIGNS["spread"].most
+
+
+def typical(taken: Sequence[float]) -> float:
+    """Seconds of repeated timings: the median; where they differ as on a busy machine the middle of the nearest quarter
+    of them (a narrow shorth: Andrews et al. 1972): undisturbed timings agree, and disturbed ones scatter above."""
+    ordered = sorted(taken)
+    if not is_wide(ordered): return median(ordered)
+    count = max(2, -(-len(ordered) // 4))
+    first = min(range(len(ordered) - count + 1), key=lambda at: ordered[at + count - 1] / ordered[at])
+    return median(ordered[first:first + count])
+
+
+def settle(rows: Measurements, doubtful: Doubtful, again: Callable[[Sequence[int]], list[float]]) -> Measurements:
+    """The measurements, of which the `doubtful` ones were timed again until two timings agree: a timing that repeats is
+    so, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as what a
+    machine does beside only ever adds."""
+    settled, timings = [*rows], dict[int, list[float]]()
+    for _ in range(TURNS):
+        some = [i for i in doubtful(settled) if find_repeated(timings.get(i, ())) is None][:MOST_DOUBTFUL]
+        if not some: break
+        for i, seconds in zip(some, again(some), strict=True):
+            every = timings.setdefault(i, [rows[i][2]])
+            every.append(seconds)
+            settled[i] = (*rows[i][:2], find_repeated(every) or min(every))
+    return settled
+
+
+def find_repeated(timings: Sequence[float]) -> float | None:
+    """The lower of the two timings that agree, the least such; None where none do."""
+    ordered = sorted(timings)
+    return next((low for low, high in pairwise(ordered) if high <= (1 + AGREE) * low), None)
 
 
 def spread_weights(cases: Sequence[Case]) -> list[int]:

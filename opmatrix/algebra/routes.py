@@ -71,6 +71,11 @@ class Routes:
         self.next += 1
         return taken.reshape(by.shape)
 
+    @property
+    def steers(self) -> bool:
+        """Whether a reading may take other entries than its own largest."""
+        return bool(self.given)
+
     def go_back(self) -> None:
         """What comes next are more rows of what was read last."""
         self.next = self.first

@@ -53,14 +53,14 @@ def widen_value(value: object, instead: Mapping[int, object]) -> object:
 # ---- where rows go
 
 def compute(call: "Call", out: NDArray[np.float32], arguments: Mapping[str, object], batch: object) -> None:
-    """A step's result. Where it keeps the largest of rows, what it takes is noted; where that is given, it is as it
-    means to be where these are taken."""
+    """A step's result. Where it keeps the largest of rows, the entries that it takes are noted; where others are taken
+    in their place, it is as it means to be with these."""
     if (routes := LISTENING.get()) is None or not call.kernel.keeps(call.bound):
         call.kernel.function(out, **arguments)
         return
     with noting(None): call.kernel.function(out, **arguments)
     meant = meaning(call.kernel, arguments, batch)
-    if routes.given: out[...] = meant
+    if routes.steers: out[...] = meant
 
 
 def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] | None:

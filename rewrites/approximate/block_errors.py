@@ -5,13 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from math import inf
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.oracles import DenseReading, apply_factor, entered
-from opmatrix.algebra.routes import Route
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.extents import count_scores
@@ -27,7 +25,6 @@ from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 from rewrites.phases import Attempts
 from rewrites.verify.differences import difference
-from rewrites.verify.routed import Reference, is_routed
 from rewrites.workload.workload import Workload
 
 ROUNDING = 2.0 ** -24                                       # relative: what float32 does not tell from nothing
@@ -83,17 +80,13 @@ class BlockTrials(Trials[BlockSubstitution]):
 
 def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch,
                    most: float, attempts: Attempts) -> list[BlockSubstitution]:
-    """Substitutions with what each alone does to the output on a batch, where rows go as they went under it; those
-    whose relative change is at most `most`."""
+    """Substitutions with what each alone does to the output on a batch; those whose relative change is at most
+    `most`."""
     stream, measured = residual_stream(groups, batch), list[BlockSubstitution]()
-    known: tuple[Any, list[Route]] | None = None if is_routed(chain(*groups)) else (stream[-1].array, [])
     for each in tried:
-        def output(factors: Iterable[Operator], start: DenseReading = stream[each.first]) -> NDArray[np.floating]:
-            return apply_factors(factors, start).array
         with attempts.leave_out(each):
-            meant = Reference(partial(output, [*chain(*groups[each.first:])]), known)
-            tried_rows, rows = meant.change(partial(output, [*each.factors, *chain(*groups[each.last + 1:])]))
-            measured += with_error(each, difference(tried_rows, rows), most)
+            factors = [*each.factors, *chain(*groups[each.last + 1:])]
+            measured += with_error(each, relative_change(factors, stream[each.first], stream[-1]), most)
     return measured
 
 

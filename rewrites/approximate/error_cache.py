@@ -22,7 +22,7 @@ from rewrites.lower.lower import Method
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices
 
-ERRORS_VERSION = 8                                          # of what is kept and how it is found
+ERRORS_VERSION = 9                                          # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.algebra.routes import Route, Routes, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Constant, Program
 from opmatrix.runtime.schedule import Call, call
@@ -63,9 +62,9 @@ def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
 
 
 def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Constant]],
-                values: Sequence[FloatRows | None], batch: Batch, routes: Sequence[Route] = ()) -> Iterator[FloatRows]:
+                values: Sequence[FloatRows | None], batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
-    first that reads it, and the ways that rows go behind it. So many are made and tried together as TRIAL_BYTES and
+    first that reads it. So many are made and tried together as TRIAL_BYTES and
     TOGETHER allow."""
     schedule = program.schedule
     output = 4 * prod(schedule.calls[schedule.result].shape.at(schedule.extents(batch)))
@@ -74,9 +73,7 @@ def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[],
     for lo in range(0, len(tried), most):
         stored = [make() for make in tried[lo:lo + most]]
         steps = {at: [read_otherwise(program, at, site, each) for each in stored] for at in site.readers(program)}
-        taken = {at: np.concatenate([route.taken] * len(stored), 1) for at, route in enumerate(routes)}
-        with noting(Routes(taken)): found = try_steps(program, steps, values, batch)
-        yield from found
+        yield from try_steps(program, steps, values, batch)
 
 
 def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],

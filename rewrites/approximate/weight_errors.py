@@ -8,7 +8,6 @@ from math import inf
 import numpy as np
 
 from formats import FORMATS, can_stack
-from opmatrix.algebra.routes import Route, Routes, noted, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits, propose
@@ -31,8 +30,8 @@ COLUMNS = 4096                                              # of a wide weight t
 @dataclass
 class WeightTrials(Trials[Method]):
     """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
-    `values` are those of the steps before the first that reads the weight; rows go the ways of the program behind it,
-    `routes`, as they do where the error of a program is stated."""
+    `values` are those of the steps before the first that reads the weight. Rows are routed by their own scores, as
+    where the error of a program is stated."""
 
     program: Program
     site: WeightSite
@@ -42,7 +41,6 @@ class WeightTrials(Trials[Method]):
     batch: Batch
     wanted: FloatRows
     values: Sequence[FloatRows | None]
-    routes: Sequence[Route]
     attempts: Attempts
 
     @cached_property
@@ -85,8 +83,8 @@ class WeightTrials(Trials[Method]):
     def find_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[float]:
         """The relative change of the output by each method. Raises ValueError where it is no number."""
         stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
-        outputs = try_weights(self.program, self.site, stored, self.values, self.batch, self.routes)
-        changes = [difference(each, self.wanted) for each in outputs]
+        outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
+        changes = [difference(rows, self.wanted) for rows in outputs]
         if np.isnan(changes).any(): raise ValueError("what the program gives with it is not finite")
         return changes
 
@@ -151,15 +149,13 @@ def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Price
                     fitter: Fitter, progress: Callable[[int, int], None], attempts: Attempts) -> Measured:
     """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
     comes before one is computed once for all, and nothing is kept of it afterwards."""
-    (wanted, routes), values = noted(partial(program.run, batch)), list[FloatRows | None]()
+    wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
         progress(done, len(sites))
         if site.name in measured: continue
-        with noting(Routes()) as passed:
-            for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
-        routes = routes[len(passed.parts):]                 # of those that are still to come
-        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, routes, attempts)
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, attempts)
         measured[site.name] = trials.measure_errors()
         fitter.directions.clear()
     progress(len(sites), len(sites))

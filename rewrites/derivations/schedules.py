@@ -251,7 +251,7 @@ class HandSchedule:
         wanted = [(batch, self.reference(batch)) for batch in (self.fit, next(self.held_out.pieces(VERIFIED_ROWS)))]
         for site, method in self.methods.items():
             run = self.made({site: method}).run
-            near, far = (difference(*exact.change(partial(run, batch))) for batch, exact in wanted)
+            near, far = (difference(*exact.free(partial(run, batch))) for batch, exact in wanted)
             found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return found
 
@@ -303,7 +303,7 @@ class HandSchedule:
     @cached_property
     def error(self) -> float:
         """The relative change of the output, against the program without approximations, on calibration rows."""
-        return difference(*self.reference(self.fit).change(lambda: self.program.run(self.fit))) if self.methods else 0.0
+        return difference(*self.reference(self.fit).free(lambda: self.program.run(self.fit))) if self.methods else 0.0
 
     def verify(self) -> dict[str, object]:
         """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was

@@ -3,6 +3,7 @@ no whole output is held, as a row of a language model is as wide as its vocabula
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
+from math import ceil
 from operator import add
 from typing import NamedTuple
 
@@ -17,67 +18,103 @@ from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.lower.float32_range import check_finite, check_range
 from rewrites.verify.differences import Change
-from rewrites.verify.routed import Flips, Reference, explain_flips
-from rewrites.workload.stated import change_cosines
+from rewrites.verify.routed import Flips, Reference, explain_flips, redrawn, score_moves
+from rewrites.workload.stated import PLENTY, change_cosines
 
 GROUP_ROWS = 256                                            # rows that the float64 oracle reads at a time
 EMBEDDED = 2 ** 23                                          # numbers of embeddings whose cosines are compared
 
 
 class Compared(NamedTuple):
-    """The change of an output, and |Δcos| of every pair of embeddings that were compared."""
+    """The change of an output, as both programs run; |Δcos| of every pair of embeddings that were compared; and the
+    change along the routes of the program, without rows that go elsewhere."""
     change: Change
     cosines: NDArray[np.float64]
+    along: Change
+
+
+class Off(NamedTuple):
+    """How far a program is from the model, output by output, relative: `free` as both run, `along` the routes that the
+    program took, which is all that it rounds; and the rows that the model sends elsewhere."""
+    free: dict[str, float]
+    along: dict[str, float]
+    flips: Flips
+
+
+class Group(NamedTuple):
+    """The changes of a program's outputs on a group of rows, as both run and along its routes, and rows elsewhere."""
+    free: dict[str, Change]
+    along: dict[str, Change]
+    flips: Flips
 
 
 class Changes(NamedTuple):
-    """What programs gave for a group: how far each is from the model, output by output; the change of each but the
-    first from that one, the embeddings of all where there is room for them, and rows that go elsewhere than the model
-    would send them."""
-    offs: list[dict[str, Change]]
+    """The outputs of programs on a group of rows: each beside the model; the change of each but the first from that
+    one, as both run and along its routes, and the embeddings of all where there is room for them."""
+    beside: list[Group]
     changes: list[Change]
+    along: list[Change]
     vectors: list[NDArray[np.float32]]
-    flips: list[Flips]
 
 
 def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch, state: Batch,
-            exact: Sequence[bool] = ()) -> tuple[list[dict[str, float]], list[Compared], list[Flips]]:
-    """How far each program is from the model in float64 on `verify`, relative, output by output; how far each but the
-    first is from that one on `state`, sentence by sentence, and how the cosines of the first sentences change, of as
-    many as EMBEDDED allows. One that is `exact` differs by rounding alone: of it `verify` says that, and `state` is run
-    where there are others. What a program is beside goes the ways that its rows went; how many the model would have
-    sent elsewhere is the last that is given. Raises VerificationError for a program that is `exact` where rounding does
-    not explain one."""
+            exact: Sequence[bool] = ()) -> tuple[list[Off], list[Compared]]:
+    """How far each program is from the model in float64 on `verify`; how far each but the first is from that one on
+    `state`, sentence by sentence, both as they run, and how the cosines of the first sentences change, of as many as
+    EMBEDDED allows. One that is `exact` differs by rounding alone: of it `verify` says that, and `state` is run where
+    there are others. Raises VerificationError for a program that is `exact` where rounding does not explain a row that
+    the model sends elsewhere."""
     near = in_threads(plan_groups(programs, model, verify, True, exact))
-    offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
-            for at in range(len(programs))]
-    flips = [reduce(add, (look.flips[at] for look in near)) for at in range(len(programs))]
+    offs = [join_groups([look.beside[at] for look in near]) for at in range(len(programs))]
     stated = compared_of(near)
     others = [at for at in range(1, len(programs)) if not (exact and exact[at])]
     if state is not verify and others:
         far = compared_of(run_groups([programs[at] for at in (0, *others)], state))
         for at, each in zip(others, far, strict=True): stated[at - 1] = each
-    return offs, stated, flips
+    return offs, stated
 
 
 def compared_of(looks: Sequence[Changes]) -> list[Compared]:
     """The changes of each program but the first, over all groups."""
     before, *after = map(np.concatenate, zip(*(look.vectors for look in looks if look.vectors), strict=True))
-    return [Compared(change, change_cosines(before, each))
-            for change, each in zip(changes_of(looks), after, strict=True)]
+    changes, along = (list(map(Change.joined, zip(*each, strict=True)))
+                      for each in ([look.changes for look in looks], [look.along for look in looks]))
+    return [Compared(change, change_cosines(before, vectors), beside)
+            for change, vectors, beside in zip(changes, after, along, strict=True)]
 
 
 def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
     """How far each program but the first is from that one on the whole of a batch, relative."""
-    return [change.relative for change in changes_of(run_groups(programs, batch))]
+    looks = run_groups(programs, batch)
+    return [Change.joined(each).relative for each in zip(*(look.changes for look in looks), strict=True)]
+
+
+def join_groups(groups: Sequence[Group]) -> Off:
+    """How far a program is off on all groups together."""
+    def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
+        return {output: Change.joined(each[output] for each in changes).relative for output in changes[0]}
+    return Off(joined([group.free for group in groups]), joined([group.along for group in groups]),
+               reduce(add, (group.flips for group in groups)))
+
+
+def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]],
+           batch: Batch) -> dict[Program, Change]:
+    """How far routed programs, given with their constants before rounding, are from the first on the sentences of a
+    batch, with other rows sent elsewhere each time (rewrites.verify.routed.Moved), so often that there are PLENTY.
+    Empty where the batch has so many."""
+    draws = ceil(PLENTY / len(batch))
+    if draws == 1: return {}
+    moves = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
+
+    def of_group(group: Batch) -> list[Change]:
+        wanted, starts = first.run(group), first.starts(group)
+        return [redrawn(program, each, group, wanted, starts, draws) for program, each in moves.items()]
+    found = in_threads(partial(of_group, group) for group in batch.pieces(GROUP_ROWS))
+    return {program: Change.joined(each) for program, each in zip(programs, zip(*found, strict=True), strict=True)}
 
 
 def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
     return [look() for look in plan_groups(programs, {}, batch, True)]
-
-
-def changes_of(looks: Sequence[Changes]) -> list[Change]:
-    return [Change.joined(kept) for kept in zip(*(look.changes for look in looks), strict=True)]
 
 
 def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
@@ -103,16 +140,18 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
     for at, (program, own) in enumerate(zip(programs, names, strict=True)):
         given, taken = noted(partial(program.run_all, group))
         for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
-        beside, flips = dict[str, Change](), Flips()
+        beside = Group({}, {}, Flips())
         for name in own:
             wanted, routes, parted = meant[name].beside(taken)
             if exact and exact[at]: parted = explain_flips(f"program {at}", model[name], group, routes, parted)
-            beside[name], flips = Change.of(given[name], wanted), flips + parted
-        found.offs.append(beside)
-        found.flips.append(flips)
+            beside.free[name], beside.along[name] = (Change.of(given[name], each) for each in (known[name], wanted))
+            beside = beside._replace(flips=beside.flips + parted)
+        found.beside.append(beside)
         if before is None: continue
         rows = next(iter(given.values()))
         if first is None: first = Reference(partial(program.run, group), (rows, taken))
-        else: found.changes.append(Change.of(rows, first.beside(taken)[0], starts))
+        else:
+            found.changes.append(Change.of(rows, first.own[0], starts))
+            found.along.append(Change.of(rows, first.beside(taken)[0], starts))
         if before * rows[0].size < EMBEDDED: found.vectors.append(programs[0].pooling(rows, starts))
     return found

@@ -19,6 +19,7 @@ from rewrites.report.generated import CONTEXT_COLUMNS, context_row
 from rewrites.report.results import (
     TITLES,
     UNSURE,
+    UNTRUSTED,
     format_point,
     list_gains,
     list_saved,
@@ -60,7 +61,8 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     """The parts of the page, in the order in which they are read."""
     best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
     yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
-    yield "".join(map(paragraph, warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])])))
+    yield "".join(map(paragraph, warn_busy(
+        busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE, [*filter(None, [busy["calibration"]])])))
     yield "".join(map(paragraph, found["failed"]))
     yield facts_of([("machine", found["machine"]), ("workload", found["workload"]),
                     ("stored", f"{megabytes(best['stored_bytes'])} MB"),

@@ -81,6 +81,7 @@ POINT = {"name": word, "predicted_s": number, "measured_s": maybe(number), "pred
          "near": each_entry(object_with(sentences=number, relative=number)), **dict.fromkeys(TITLES, maybe(number))}
 STATED_ERRORS = object_with(sentences=number, error=number, sentence=maybe(number), pairs=number, cosine_mean=number,
                  cosine_most=number)
+PRICED = object_with(what=word, predicted_s=number, measured_s=number)
 ROUTED_ROWS = maybe(object_with(rows=number, of=number))
 NAMED_FILE = maybe(object_with(file=word, sha256=word))
 OPERATORS = each_entry(object_with(what=word, steps=whole, predicted_s=number, measured_s=maybe(number)))
@@ -103,6 +104,7 @@ REPORTED = object_with(
     terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word),
                             places=each_entry(word))),
     operators=maybe(object_with(before=OPERATORS, after=OPERATORS)), spectra=maybe(SPECTRA),
+    misled=maybe(object_with(searched=PRICED, faster=PRICED, price=maybe(PRICED))),
     bound=object_with(seconds=maybe(number), gap=maybe(number)),
     prediction=object_with(programs=number, median=number, worst=number, worst_program=word),
     baseline=object_with(**POINT), fused=object_with(**POINT),
@@ -125,8 +127,8 @@ def read_kept(directory: Path) -> dict[str, Any]:
 def check_report(found: object, where: str) -> dict[str, Any]:
     """The figures, where all of them can be shown. Raises InputError."""
     try:
-        if isinstance(found, dict):                         # what 0.20.0 and before leave out
-            found = {"operators": None, "spectra": None, "failed": [], **found}
+        if isinstance(found, dict):                         # entries that 0.20.0 and before leave out
+            found = {"operators": None, "spectra": None, "misled": None, "failed": [], **found}
             if isinstance(found.get("terms"), dict): found["terms"] = {"places": [], **found["terms"]}
         REPORTED(found, "")
         assert isinstance(found, dict)

@@ -1,7 +1,7 @@
 """The front: programs that nothing beats in time, memory and error at once, found over several levels of error."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import isnan, nan
 
 import numpy as np
@@ -17,7 +17,8 @@ from rewrites.lower.lower import is_plain
 from rewrites.pareto.proposals import Choices, chosen_methods, undominated
 from rewrites.phases import Attempts, Tell
 from rewrites.verify.differences import Change
-from rewrites.verify.routed import Reference
+from rewrites.verify.programs import unrounded
+from rewrites.verify.routed import Reference, ScoreMove, redrawn, score_moves
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest
@@ -27,6 +28,8 @@ FEWER = 4                                                   # points of a large 
 TRUST = 1.2                                                 # planned error over what it surely is on rows that choose
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
+REDRAWN = 4                                                 # times that other rows are sent elsewhere
+FALLS = 2                                                   # power of its routed error that a budget is tightened by
 
 
 @dataclass
@@ -48,15 +51,34 @@ class Front:
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
         self.bound: float | None = None                     # seconds that no program within the error takes less than
 
-    def errors(self, program: Program, most: float) -> tuple[float, float]:
+    @cached_property
+    def falls(self) -> int:
+        """The power of the excess by which a budget is tightened: where rows are routed, as many go elsewhere as scores
+        change, each wholly, so the norm of all falls with the root of what is stored nearer."""
+        return FALLS if self.routed else 1
+
+    def errors(self, program: Program, most: float, structure: Structure | None = None) -> tuple[float, float]:
         """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
-        on all."""
+        on all. Of a structure whose rows are routed other rows go elsewhere on other texts, and count."""
+        moves = self.score_moves(program, structure) if structure is not None and self.routed else []
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
-            change = Change.of(*wanted.change(partial(program.run, batch)), program.starts(batch))
-            found = change.relative, TRUST * change.surely
+            starts = program.starts(batch)
+            change = Change.of(*wanted.free(partial(program.run, batch)), starts)
+            planned = change.surely
+            if moves:
+                others = redrawn(program, moves, batch, wanted.own[0], starts, REDRAWN)
+                planned = max(planned, others.surely_of(len(change.off)))
+            found = change.relative, TRUST * planned
             if found[1] > most:
                 break
         return found
+
+    def score_moves(self, program: Program, structure: Structure) -> list[ScoreMove]:
+        """By router, how far a program moves scores."""
+        return score_moves(program, unrounded(structure, self.choices.sources[program]), self.rows[-1])
+
+    @cached_property
+    def routed(self) -> bool: return any(each.own[1] for each in self.wanted)
 
     def points(self, error: float, memory: float | None, progress: Tell = unheard) -> list[Structure]:
         """The fastest and the smallest at every level of error and at the one asked for; there the bound of the
@@ -105,13 +127,13 @@ class Front:
             stated = nan
             with self.attempts.leave_out(f"the program {describe_methods(structure)} at an error of {error:g}"):
                 program = self.choices.program(structure, self.meta)
-                joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
+                joint, stated = self.errors(program, error, structure) if structure.error else (0.0, 0.0)
             if isnan(stated): return None
             over = 0.0 if memory is None else self.bytes(program) - memory
             if stated <= error and over <= 0:
                 self.found[id(structure)] = program, joint, stated
                 return structure
-            budget *= min(1.0, 0.95 * error / stated if stated else 1.0)
+            budget *= min(1.0, 0.95 * error / stated if stated else 1.0) ** self.falls
             room = None if room is None else room - max(0.0, over)
         return None
 

@@ -163,7 +163,7 @@ class Pruning:
         structure = cheapest(space, self.representable)
         program, emitter = structure.program(self.meta)
         run, exact = (partial(each.run, self.workload.choose) for each in (program, self.exact))
-        return Variant(made.model, space, structure, program, emitter, made, difference(*Reference(exact).change(run)))
+        return Variant(made.model, space, structure, program, emitter, made, difference(*Reference(exact).free(run)))
 
 
 def choose_pruned(variants: Sequence[Variant], front: Front, quality: Quality) -> list[Outcome]:

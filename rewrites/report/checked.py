@@ -11,8 +11,9 @@ from formats.machine.threads import in_threads
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
+from rewrites.compiler.emit import Emitter
 from rewrites.compiler.substitutions import part_factors, substitute_blocks
-from rewrites.evaluate.compared import GROUP_ROWS, Compared, compare, compare_given
+from rewrites.evaluate.compared import GROUP_ROWS, Compared, Off, compare, compare_given, redraw
 from rewrites.opened import Searched
 from rewrites.pareto.proposals import Choices
 from rewrites.report.points import Point
@@ -31,6 +32,7 @@ from rewrites.verify.lengths import (
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
+    Unrounded,
     allowed_rounding,
     oracle,
     reading,
@@ -40,11 +42,11 @@ from rewrites.verify.programs import (
     verify_steps,
     verify_structure,
 )
-from rewrites.verify.routed import Flips, describe_routing, run_beside
-from rewrites.workload.stated import Stated
+from rewrites.verify.routed import describe_routing, is_routed, run_beside
+from rewrites.workload.stated import Routed, Stated
 
 
-def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
+def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], few: Batch,
                  near: np.ndarray) -> tuple[float, list[Point]]:
     """How far the import is from the model on held-out rows, relative; and points with how far each program is, and
     what is stated of it. `near` is what the model gives for a few of these rows. A program is verified where it is as
@@ -53,33 +55,49 @@ def state_errors(searched: Searched, points: Sequence[Point], few: Batch,
     exact, imported, workload = searched.exact, searched.programs["imported"], searched.workload
     model = {name: searched.opened.outputs[name] for name in exact.outputs}
     programs = [imported, *(point.program for point in points)]
-    (base, *offs), changes, flips = compare(programs, model, workload.verify, workload.state,
+    (base, *offs), changes = compare(programs, model, workload.verify, workload.state,
                                             [True, *(not point.methods for point in points)])
     given = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
-    allowed = {name: ROUNDING * off for name, off in base.items()}
+    others = redraw(imported, {point.program: constants_of(searched, choices, point) for point in points},
+                    workload.state) if is_routed(model.values()) else {}
+    allowed = {name: ROUNDING * off for name, off in base.along.items()}
     for point, off in zip(points, offs, strict=True):
         if point.methods: continue
         batches = [*workload.verify.pieces(GROUP_ROWS)]
-        allowed = {name: max(most, allowed_rounding(off[name], base[name], model[name], batches))
+        allowed = {name: max(most, allowed_rounding(off.along[name], base.along[name], model[name], batches))
                    for name, most in allowed.items()}
-        if over := [name for name, most in allowed.items() if not off[name] <= most]:
+        if over := [name for name, most in allowed.items() if not off.along[name] <= most]:
             raise VerificationError(3, "exact", "on held-out rows it rounds more than the imported program",
-                                    output=over[0], relative=off[over[0]], imported=base[over[0]], times=ROUNDING)
+                                    output=over[0], relative=off.along[over[0]], imported=base.along[over[0]],
+                                    times=ROUNDING)
     rounding, rows = next(iter(allowed.values())), int(exact.starts(workload.verify)[-1])
 
-    def state(point: Point, off: dict[str, float], change: Compared, parted: Flips, theirs: float) -> Point:
-        measured = max(off.values())
+    def state(point: Point, off: Off, change: Compared, theirs: float) -> Point:
+        measured, judged = max(off.free.values()), off.free if point.methods else off.along
         own = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
-        checked = max(measured, difference(own.found[0], own.wanted[0]), theirs + rounding)
-        stated = Stated.of(*change, rounding, checked + EQUAL)               # as near as two float64 readings are
+        checked = max(measured, difference(own.found[0], own.alone[0]), theirs + rounding)
+        # as near as two float64 readings are
+        routed = Routed(change.along, others[point.program]) if point.program in others else None
+        stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed)
         return replace(
             point, predicted_error=float(np.hypot(point.predicted_error, rounding)), measured_error=measured,
-            verified=all(off[name] <= float(np.hypot(point.stated_error, most)) for name, most in allowed.items()),
+            verified=all(judged[name] <= float(np.hypot(point.stated_error, most)) for name, most in allowed.items()),
             stated=stated, stated_error=stated.error,
             checks={"error": {"relative": measured, "stated": stated.error, "rows": rows, "like": workload.like,
-                              **stated.described(), **describe_routing(parted)}})
-    return next(iter(base.values())), [state(*each)
-                                       for each in zip(points, offs, changes, flips[1:], given, strict=True)]
+                              **stated.described(), **describe_routing(off.flips, max(off.along.values()))}})
+    return next(iter(base.free.values())), [state(*each) for each in zip(points, offs, changes, given, strict=True)]
+
+
+def constants_of(searched: Searched, choices: Choices, point: Point) -> Unrounded:
+    """The constants of a point's program before they were rounded."""
+    if point.structure is None or not point.methods: return unrounded(searched.optimum, searched.emitter)
+    return unrounded(point.structure, emitter_of(choices, point))
+
+
+def emitter_of(choices: Choices, point: Point) -> Emitter:
+    """The origins of the constants of an approximate program."""
+    assert point.structure is not None
+    return point.variant.sources(point.structure, point.program) if point.variant else choices.sources[point.program]
 
 
 def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:
@@ -133,7 +151,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         if not point.methods: continue
         assert point.structure is not None
         variant, substitutions = point.variant, [*point.structure.substitutions.values()]
-        emitter = variant.sources(point.structure, point.program) if variant else choices.sources[point.program]
+        emitter = emitter_of(choices, point)
         wanted, made[at] = variant.verified(few[0]) if variant else (near, {})
         meant = variant.operator if variant else opened.operator
         if substitutions:

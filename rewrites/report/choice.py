@@ -1,6 +1,6 @@
 """Which of the programs within the budgets is the answer: the fastest, as measured; of those that the rounds do not
 tell apart, the one that is predicted fastest; of those that this does not tell apart either, the one that needs fewest
-bytes.
+bytes. Prices that were measured while the machine was busy tell nothing apart.
 
 Rounds are compared in pairs, as what disturbs one program of a round disturbs all. The interval of a median ratio is
 the sign test's, which assumes nothing of how noise is spread (David and Nagaraja 2003, Order Statistics, section
@@ -32,10 +32,12 @@ def allowed(points: Sequence[Point], asked: Sequence[Goal], memory: float | None
     return found
 
 
-def choose(points: Sequence[Point]) -> Point:
-    """The answer among measured programs, of which there is one at least; the first of equals."""
+def choose(points: Sequence[Point], trusted: bool = True) -> Point:
+    """The answer among measured programs, of which there is one at least; the first of equals. Unless predictions are
+    `trusted`, bytes alone decide among those that the rounds do not tell apart."""
     fastest = min(points, key=lambda point: point.measured_s or 0.0)
     undecided = [point for point in points if point is fastest or bound_ratio(point, fastest)[0] <= 1]
+    if not trusted: return min(undecided, key=lambda point: point.measured_bytes or 0.0)
     likely = min(undecided, key=lambda point: point.predicted_s)
     alike = [point for point in undecided if point is likely or point.predicted_s <= (1 + ALIKE) * likely.predicted_s
              or bound_ratio(point, likely)[1] <= 1 + ALIKE]

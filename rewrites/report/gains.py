@@ -20,14 +20,14 @@ class Gain(NamedTuple):
     below_noise: bool = False
 
 
-def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Point,
-              within: Sequence[Point]) -> list[Gain]:
+def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Point, within: Sequence[Point],
+              trusted: bool = True) -> list[Gain]:
     """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and
     the answer where it does more."""
     exact = next((point for point in points if not point.methods), None)
     narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods
                                                         and only_narrows(point.methods)]
-    numbers = choose(narrow) if narrow and best.methods else None
+    numbers = choose(narrow, trusted) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
     substituted = best.structure is not None and best.structure.substitutions
     more = ("+ fewer units and heads" if best.variant else

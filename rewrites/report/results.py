@@ -23,6 +23,7 @@ from rewrites.lower.price import TimeModel, name_machine
 from rewrites.pareto.proposals import Choices
 from rewrites.phases import Report
 from rewrites.report.evaluated_terms import tell_evaluated
+from rewrites.report.fewer_laws import Misled, describe_misled
 from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
@@ -31,6 +32,7 @@ from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
+UNTRUSTED = "measured times are too long; of programs that they do not tell apart, bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
 SHOWN_LAWS = 5                                              # entries of laws that a report shows
 TOLD = 5e-5                                                 # share of seconds below which a gap is none
@@ -67,6 +69,7 @@ class Result:
     generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
     operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see by_operator.py
     spectra: Mapping[str, object] | None = None             # of weights, see weight_spectra.py
+    misled: Misled | None = None                            # the search, see fewer_laws.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -129,7 +132,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "error": result.error, "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
         "generated": result.generated, "terms": result.terms, "operators": result.operators,
-        "spectra": result.spectra,
+        "spectra": result.spectra, "misled": result.misled and result.misled.described(),
         "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
@@ -201,7 +204,8 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}" +
         "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}"
         + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
-        *warn_busy(busy["timing"], UNSURE, [*filter(None, [busy["calibration"]])]),
+        *warn_busy(busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE,
+                   [*filter(None, [busy["calibration"]])]),
         *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
         "programs: * is chosen\n" + table(rows, header),
         *tell_generated(found["generated"]),
@@ -220,8 +224,11 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
 def tell_routing(found: dict[str, Any] | None) -> str:
     """Where rows are routed, how many of them the program sends elsewhere than the model, as a line."""
     if not found: return ""
-    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows go elsewhere than the model alone would send them; "
-            "errors are of what is computed where they go")
+    share = found["rows"] / max(1, found["of"])
+    along = found.get("along")                              # which 0.20.0 does not have
+    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model "
+            "alone would send them, and count" + ("" if along is None else
+            f"; along the\n          routes that the program took it is off by {percent(along)}"))
 
 
 def phases(found: dict[str, Any]) -> str:
@@ -262,7 +269,8 @@ def tell_bounds(found: dict[str, Any]) -> str:
                 (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
                  "as its errors add to more, and cancel"))
     return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
-            f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+            f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})"
+            + describe_misled(found["misled"]))
 
 
 def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"

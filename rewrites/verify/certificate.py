@@ -44,7 +44,7 @@ def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
     """How far the program is from the float64 reading of its own numbers: what all its kernels round together."""
     found, wanted = [], []
     for batch in batches:
-        rows, exact = Reference(partial(program.exact, batch)).change(partial(program.run, batch))
+        rows, exact = Reference(partial(program.exact, batch)).along(partial(program.run, batch))
         found.append(rows)
         wanted.append(exact)
     return Errors.of(found, wanted).relative

@@ -302,19 +302,20 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
 
 def errors_at(programs: Sequence[tuple[Program, bool]], model: Operator, batches: Sequence[Batch],
               wanted: Outputs) -> list[list[Near]]:
-    """How far each program is from the model, batch by batch, which gives what is wanted; with whether it is exact."""
+    """How far each program is from the model, batch by batch, which gives what is wanted; with whether it is exact:
+    `relative` as both run, and `along` the routes that the program took."""
     def near(program: Program, exact: bool, batch: Batch, rows: NDArray[np.floating]) -> Near:
-        own = run_beside(program, model, [batch], [rows], exact=exact)
-        off = Errors.of(own.found, own.wanted).relative
-        return {"sentences": len(batch), "rows": batch.rows, "relative": off}
+        beside = run_beside(program, model, [batch], [rows], exact=exact)
+        free, along = (Errors.of(beside.found, wanted).relative for wanted in (beside.alone, beside.wanted))
+        return {"sentences": len(batch), "rows": batch.rows, "relative": free, "along": along}
     return [[near(*each, *given) for given in zip(batches, wanted, strict=True)] for each in programs]
 
 
 def verify_rounding(program: Program, found: Sequence[Near], imported: Sequence[Near], model: Operator,
                     batches: Sequence[Batch]) -> None:
-    """An exact program's errors, batch by batch, against those of the imported one. Raises VerificationError."""
+    """An exact program's rounding, batch by batch, against that of the imported one. Raises VerificationError."""
     for mine, theirs, batch in zip(found, imported, batches, strict=True):
-        off, base = mine["relative"], theirs["relative"]
+        off, base = mine["along"], theirs["along"]
         if not off <= allowed_rounding(off, base, model, [batch]):
             raise VerificationError(3, name(program), "it rounds more than the imported program", relative=off,
                                     imported=base, times=ROUNDING, sentences=len(batch), rows=batch.rows)

@@ -1,10 +1,11 @@
 """Two readings side by side where rows are routed: by `keep_top` a row goes where its scores are largest, and scores
 that differ by a rounding may send it elsewhere, which no error of the rest would explain. So one reading takes what the
 other one took. A row that goes elsewhere than its own scores say must be one whose scores rounding does not tell
-apart; these are counted."""
+apart; such rows are counted. A user compares programs that are each routed by their own scores, so the stated error is
+of these, with the rows that go elsewhere in it, and the error along the routes of the program stands beside it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -14,17 +15,20 @@ from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.routes import Route, Taken, noted
+from opmatrix.algebra.routes import Route, Routes, Taken, noted, noting
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
+from rewrites.verify.differences import Change
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along
 
 SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
+RARER, NEAR = 16.0, 0.25                                    # times, at most, that scores are moved by; of a margin
+SCORED = 512                                                # rows that scores move as on
+SEEDING = 8                                                 # tokens of a batch that its draws follow from
 SHOWN_FLIPS = 20                                                 # rows that are listed
 Floating = NDArray[np.floating]
-Routed = dict[str, Floating]
 
 
 class Flip(NamedTuple):
@@ -50,9 +54,10 @@ class Flips:
         return {"rows": self.rows, "of": self.of, "listed": [flip._asdict() for flip in self.listed]}
 
 
-def describe_routing(flips: Flips) -> dict[str, object]:
-    """An entry of what was found, where rows are routed."""
-    return {"routing": flips.described()} if flips.of else {}
+def describe_routing(flips: Flips, along: float) -> dict[str, object]:
+    """The entry of a certificate where rows are routed: the rows that go elsewhere, and the error `along` the routes
+    that the program took."""
+    return {"routing": {**flips.described(), "along": along}} if flips.of else {}
 
 
 def is_routed(terms: Iterable[Operator]) -> bool:
@@ -93,10 +98,16 @@ class Reference:
         return found, own, Flips(sum(int((route.gaps() > 0).sum()) for route in own),
                                  sum(route.by.shape[1] for route in own))
 
-    def change(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
-        """What another reading gives, and what this one gives where rows go as they went there."""
+    def along(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
+        """The rows of another reading, and the reference's where rows go as they went there: what its rounding is
+        judged by."""
         found, taken = noted(give)
         return found, self.beside(taken)[0]
+
+    def free(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
+        """The rows of another reading, and the reference's, each routed by its own scores, as a user compares them:
+        what a program is stated to be off by."""
+        return give(), self.own[0]
 
 
 def score_scales(term: Operator, batch: Batch, routes: Sequence[Route]) -> list[NDArray[np.float64]]:
@@ -128,27 +139,97 @@ def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Rou
 
 
 class Beside(NamedTuple):
-    """What a program gave for some batches, what is wanted of it where rows go as they went there, and which rows the
-    model itself would send elsewhere."""
+    """The rows of a program on some batches; the model's where rows go as they went there (`wanted`), and routed by
+    the model's own scores (`alone`); and the rows that these send elsewhere."""
     found: list[Floating]
     wanted: list[Floating]
+    alone: list[Floating]
     flips: Flips
 
 
 def run_beside(program: Program, model: Operator, batches: Sequence[Batch], known: Sequence[Floating] | None = None, *,
                exact: bool, run: Callable[[Program, Batch], Floating] = Program.run, unit: float = SCORES) -> Beside:
-    """A program's rows and the model's in float64, routed alike; `known` are the model's where they are at hand. Of an
-    exact program rows go elsewhere only where rounding explains it; what an approximate one changes, it may send
-    elsewhere. Raises VerificationError."""
+    """A program's rows and the model's in float64, routed alike and each by itself; `known` are the model's where they
+    are at hand. Of an exact program rows go elsewhere only where rounding explains it; what an approximate one changes,
+    it may send elsewhere. Raises VerificationError."""
     if not is_routed([model]):
-        return Beside([run(program, batch) for batch in batches],
-                      [dense(model, batch) for batch in batches] if known is None else [*known], Flips())
-    found, wanted, flips = [], [], Flips()
+        wanted = [dense(model, batch) for batch in batches] if known is None else [*known]
+        return Beside([run(program, batch) for batch in batches], wanted, wanted, Flips())
+    beside = Beside([], [], [], Flips())
     for batch in batches:
-        given, taken = noted(partial(run, program, batch))
-        rows, routes, parted = Reference(partial(dense, model, batch)).beside(taken)
+        rows, taken = noted(partial(run, program, batch))
+        reference = Reference(partial(dense, model, batch))
+        along, routes, parted = reference.beside(taken)
         if exact: parted = explain_flips(name(program), model, batch, routes, parted, unit)
-        found.append(given)
-        wanted.append(rows)
-        flips += parted
-    return Beside(found, wanted, flips)
+        beside.found.append(rows)
+        beside.wanted.append(along)
+        beside.alone.append(reference.own[0])
+        beside = beside._replace(flips=beside.flips + parted)
+    return beside
+
+
+# ---- the rows that other texts would send elsewhere
+
+class ScoreMove(NamedTuple):
+    """How far a program moves the scores of a router: the deviation of normal numbers as large on average, and by how
+    many times as much they may move and rows that go elsewhere still be near a tie."""
+    size: float
+    times: float
+
+
+class Moved(Routes):
+    """The routes of a run on texts like those seen: of one row in so many `times` the scores are moved by so many times
+    as much as a program moves scores, so rows go elsewhere as often as under the program, and other rows each time:
+    scores are as dense about a tie as so near to it."""
+
+    def __init__(self, moves: Sequence[ScoreMove], rng: np.random.Generator) -> None:
+        super().__init__()
+        self.moves, self.rng = moves, rng
+
+    @property
+    def steers(self) -> bool: return True
+
+    def take(self, by: NDArray[Any], k: int) -> Taken:
+        """The largest of moved scores."""
+        size, times = self.moves[self.next] if self.next < len(self.moves) else ScoreMove(0.0, 1.0)
+        drawn = self.rng.random(by.shape[-2]) < 1 / times
+        noise = self.rng.standard_normal(by.shape) * (times * size * drawn)[:, None]
+        return super().take(by + noise, k)
+
+
+def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batch) -> list[ScoreMove]:
+    """By router, how far a program moves scores, on average, from those of its structure with `constants` as they were
+    before anything was rounded, left out or fitted; along the program's routes, on the first sentences of a batch."""
+    batch = next(batch.pieces(SCORED))
+    _, routes = noted(partial(program.run, batch))
+    given = {at: route.taken for at, route in enumerate(routes)}
+    _, exact = noted(partial(program.exact, batch, constants, rounded=False), given)
+    moves = [(mean_move(route.by - other.by), middle_margin(other)) for route, other in zip(routes, exact, strict=True)]
+    return [ScoreMove(size, float(np.clip(NEAR * margin / size, 1.0, RARER)) if size else 1.0)
+            for size, margin in moves]
+
+
+def middle_margin(route: Route) -> float:
+    """How much higher the least score that is taken lies than the highest that is left, in the middle row."""
+    least = np.where(route.taken, route.by, np.inf).min(-1)
+    margins = least - np.where(route.taken, -np.inf, route.by).max(-1)
+    return float(np.nan_to_num(np.median(abs(margins)), nan=0.0, posinf=0.0))
+
+
+def mean_move(moves: NDArray[Any]) -> float:
+    """The deviation of normal numbers whose size is that of moves on average; what moves all scores of a row alike
+    routes no row otherwise."""
+    finite = np.nan_to_num(np.asarray(moves, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return float(abs(finite - finite.mean(-1, keepdims=True)).mean() * (np.pi / 2) ** 0.5)
+
+
+def redrawn(program: Program, moves: Sequence[ScoreMove], batch: Batch, wanted: Floating, starts: NDArray[np.integer],
+            draws: int) -> Change:
+    """How far a program is from what is wanted of the sentences of a batch, `draws` times over, with other rows sent
+    elsewhere each time."""
+    changes = []
+    for draw in range(draws):
+        seed = [draw, len(wanted), *map(int, batch.tokens[:SEEDING])]
+        with noting(Moved(moves, np.random.default_rng(seed))): rows = program.run(batch)
+        changes.append(Change.of(rows, wanted, starts))
+    return Change.joined(changes)

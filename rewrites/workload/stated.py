@@ -42,15 +42,33 @@ class Stated:
     cosine_most: float
 
     @classmethod
-    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0) -> "Stated":
+    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0,
+           routed: "Routed | None" = None) -> "Stated":
         """From the change of a program's output and of cosines against what it stands for, which itself is off by
-        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated."""
-        single = worst(change.each)
-        together = max(checked, hypot(change.likely, rounding))
+        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated. Where
+        rows are routed, no less than `routed` says is stated."""
+        changes = [change] if routed is None else [change, routed.redrawn]
+        single = worst(change.each) if routed is None else routed.worst(change)
+        together = max(checked, *(hypot(each.likely_of(len(change.off)), rounding) for each in changes))
         return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
     def described(self) -> dict[str, object]: return asdict(self)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What rows that go elsewhere add to errors of sentences: the change `along` the routes of the program, without
+    them, and with other rows sent elsewhere, `redrawn`, the same sentences several times over. A row that goes
+    elsewhere is rare and far off, so no tail of a few sentences says what it does to others."""
+    along: Change
+    redrawn: Change
+
+    def worst(self, change: Change) -> float | None:
+        """What at most `ABOVE` of other sentences exceed: of the part that is smooth as its tail says, and no less than
+        was seen, nor than any of the sentences redrawn."""
+        smooth = worst(self.along.each)
+        return None if smooth is None else max(smooth, float(change.each.max()), float(self.redrawn.each.max()))
 
 
 def worst(errors: np.ndarray) -> float | None:

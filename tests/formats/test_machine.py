@@ -104,13 +104,15 @@ def test_calibration_recovers_a_machine(monkeypatch):
     monkeypatch.setattr(calibration, "timed", lambda call, *_: [call() is None or 1e-3] * 3)
     monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100))
     inside = []
-    def replayed(cases, memory, apart, seconds, progress, reads):
+    def replayed(cases, memory, apart, seconds, progress, reads, doubtful):
         assert len(reads) == len(cases) and min(reads) > 0
         inside.append(({kernel for kernel, *_ in cases}, apart))
         def seconds(kernel, sizes):
             if kernel not in PRICES: return 1e-6 * len(kernel)
             return truth.seconds(kernel, **even(CATALOGUE[kernel], sizes, 1 if apart else threads()))
-        return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases]
+        rows = [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases]
+        assert doubtful(rows) == [], "of what follows the features"
+        return rows
     monkeypatch.setattr(calibration, "inside", replayed)
     def cold(call): return 3e-5 if call() is not None else 0.0
     monkeypatch.setattr(calibration, "cold_cache_seconds", cold)

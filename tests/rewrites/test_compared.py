@@ -28,10 +28,10 @@ def programs():
 def test_groups_change_nothing(programs, monkeypatch, rows, state):
     operator, imported, narrow = programs
     monkeypatch.setattr(compared, "GROUP_ROWS", rows)
-    (base, off), [(change, cosines)], _ = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, state)
+    (base, off), [(change, cosines, _)] = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, state)
     wanted = dense(operator, RAGGED)
-    assert off[OUTPUT] == pytest.approx(relative(narrow.run(RAGGED), wanted), rel=1e-4)
-    assert base[OUTPUT] < 1e-6 < 1e-3 < off[OUTPUT]
+    assert off.free[OUTPUT] == off.along[OUTPUT] == pytest.approx(relative(narrow.run(RAGGED), wanted), rel=1e-4)
+    assert base.free[OUTPUT] < 1e-6 < 1e-3 < off.free[OUTPUT]
     parts = np.split(narrow.run(RAGGED), RAGGED.starts[1:-1]), np.split(imported.run(RAGGED), RAGGED.starts[1:-1])
     assert change.each == pytest.approx([relative(*pair) for pair in zip(*parts, strict=True)], rel=1e-3)
     after, before = (normalise_rows(np.array([rows.mean(0) for rows in each])) for each in parts)
@@ -42,5 +42,5 @@ def test_so_many_embeddings_are_kept_as_there_is_room_for(programs, monkeypatch)
     operator, imported, narrow = programs
     monkeypatch.setattr(compared, "GROUP_ROWS", 1)
     monkeypatch.setattr(compared, "EMBEDDED", imported.run(RAGGED).shape[1] + 1)
-    _, [(change, cosines)], _ = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, RAGGED)
+    _, [(change, cosines, _)] = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, RAGGED)
     assert len(change.off) == 3 and len(cosines) == 1       # of the first two sentences
