@@ -1,6 +1,7 @@
 """Stages of epilogues, a record each: what a product may do to its rows before it lets them go. What kernels mean, how
 far they may round, what they are priced as, and which laws they follow are folds over STAGES."""
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -137,6 +138,16 @@ OPERANDS = collect_operands(STAGES)
 VECTORS, ROW_FIELDS = (tuple(name for name, kind in OPERANDS.items() if kind == each) for each in (PER_COLUMN, PER_ROW))
 CHOICES = {name: kind for name, kind in OPERANDS.items() if not isinstance(kind, str)}
 DEFAULTS = {name: default(kind) for name, kind in OPERANDS.items()}
+
+
+def is_added(name: str) -> bool:
+    """Whether rows stay as they are where this vector is zero."""
+    [stage] = [each for each in STAGES if name in each.operands]
+    rows = np.ones((1, 1))
+    return bool((stage.means(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
+
+
+ADDED = tuple(name for name in VECTORS if is_added(name))
 
 
 def stages_of(epilogue: object) -> Iterator[type[Stage]]:

@@ -1,5 +1,6 @@
 """Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
+from formats.format import Format
 from formats.machine.threads import limit
+from formats.stacked import Stacked
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
@@ -31,11 +34,24 @@ from rewrites.verify.routed import Reference, describe_routing, explain_flips, r
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 SMALLEST = 2.0 ** -149                                       # of float32 but 0: nothing smaller is told apart
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
+TOLD_WORK = 4e9                                             # multiplications of a step on telling operands, at most
+TOLD_SEED = 0
+Outputs = Sequence[NDArray[np.floating]]
+
+
+class KernelVerified(TypedDict):
+    """How much of its bound a kernel takes at most, and how large that is beside what it gives, at most, both in the
+    Frobenius norm."""
+    nearest: float
+    allowed: float
+
+
 class StepsVerified(TypedDict):
+    """How many steps there are, which comes nearest to its bound, on any operands, and how near; and each kernel."""
     count: int
     nearest: float
     step: str
-Outputs = Sequence[NDArray[np.floating]]
+    kernels: dict[str, KernelVerified]
 
 
 @dataclass(frozen=True)
@@ -176,21 +192,81 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
             **describe_routing(own.flips)}
 
 
-def verify_steps(program: Program, batches: Sequence[Batch]) -> StepsVerified:
-    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches
-    the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other
-    numbers of rows. Raises VerificationError for the first step that is not; returns which came nearest to its bound,
-    and how near."""
-    nearest, at = 0.0, ""
+def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None) -> StepsVerified:
+    """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound, and the whole
+    run, which launches the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another
+    order for other numbers of rows. `told`: the kinds of steps that were looked at on telling operands, which need not
+    be again. Raises VerificationError for the first step that is not within its bound."""
+    nearest, at, kernels = 0.0, "", dict[str, KernelVerified]()
+    told = set() if told is None else told
     for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
-            share = Meant.of(call, arguments, batch, None).compared(step.show(program.constants), found, batch.rows)
+            shown, meant = step.show(program.constants), Meant.of(call, arguments, batch, None)
+            share = meant.compared(shown, found, batch.rows)
+            if (kind := step_kind(call)) not in told and not call.kernel.view:
+                told.add(kind)
+                share = max(share, tell_step(shown, call, arguments, found.shape, batch))
             nearest, at = max((nearest, at), (share, step.output))
+            known = kernels.get(step.kernel, KernelVerified(nearest=0.0, allowed=0.0))
+            kernels[step.kernel] = KernelVerified(nearest=max(known["nearest"], share),
+                                                  allowed=max(known["allowed"], meant.looseness))
             if step.output == program.output: last = found
         with limit(1): whole = program.run(batch)
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
-    return {"count": len(program.steps), "nearest": nearest, "step": at}
+    return {"count": len(program.steps), "nearest": nearest, "step": at, "kernels": kernels}
+
+
+def step_kind(call: Call) -> Hashable:
+    """A step's kernel, attributes and the forms of its operands, whatever their numbers are."""
+    operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
+    return call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
+
+
+def described(value: object) -> Hashable:
+    """An operand or an attribute: of a constant its form."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
+    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
+    return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
+
+
+def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The result of a kernel for these arguments; an entry that it does not write is no number."""
+    out = np.full(shape, np.nan, np.float32)
+    call.kernel.function(out, **arguments)
+    return out
+
+
+def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tuple[int, ...], batch: Batch) -> float:
+    """A step on the telling operands of its kernel, and on each of their rows alone where rows stand for themselves.
+    Returns how much of its bound it takes at most. Raises VerificationError where that is more than all of it."""
+    share = 0.0
+    for more in call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(TOLD_SEED)):
+        if call.kernel.by_rows: more = thin_rows(call, more)
+        told, where = {**arguments, **more}, more.get("batch", batch)
+        assert isinstance(where, Fields)
+        with np.errstate(all="ignore"):
+            meant = Meant.of(call, told, where, None)
+            share = max(share, meant.compared(shown, launched(call, told, meant.numbers.shape), where.rows))
+            if call.kernel.by_rows: share = max(share, tell_rows(shown, call, told, meant))
+    return share
+
+
+def thin_rows(call: Call, operands: Mapping[str, object]) -> Mapping[str, object]:
+    """Operands of as many rows, evenly chosen, as are soon multiplied by a step's weight."""
+    work = math.prod(getattr(getattr(call.bound, "weight", None), "shape", ()))
+    rows = {name: each for name, each in operands.items() if name in call.values and isinstance(each, np.ndarray)}
+    every = max(1, math.ceil(work * max(map(len, rows.values()), default=0) / TOLD_WORK))
+    return {**operands, **{name: np.ascontiguousarray(each[::every]) for name, each in rows.items()}}
+
+
+def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant") -> float:
+    """A step of which each row stands for itself on each row alone, of all of which this is meant."""
+    def alone(row: int) -> float:
+        some = {name: np.asarray(told[name])[row:row + 1] for name in call.values}
+        wanted = Meant(meant.numbers[row:row + 1], meant.allowed[row:row + 1], None)
+        return wanted.compared(shown, launched(call, {**told, **some}, wanted.numbers.shape), 1)
+    return max((alone(row) for row in range(len(meant.numbers))), default=0.0)
 
 
 class Meant(NamedTuple):
@@ -224,6 +300,12 @@ class Meant(NamedTuple):
             raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
                                     allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
         return float((off[self.allowed > 0] / self.allowed[self.allowed > 0]).max(initial=0.0))
+
+    @property
+    def looseness(self) -> float:
+        """How large the bound is beside the numbers, both in the Frobenius norm."""
+        return float(ratio(*(np.linalg.norm(np.where(np.isfinite(self.numbers), each, 0.0))
+                             for each in (self.allowed, self.numbers))))
 
     def repeated(self, rows: int, of: int) -> "Meant":
         """What a step on so many rows means that repeats the rows of this one, of so many."""

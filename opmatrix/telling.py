@@ -1,0 +1,87 @@
+"""Operands by which a kernel that is wrong for some data alone shows it: rows of zeros, of equal and of nearly equal
+numbers, of every size that float32 has, of ties; every id of a table; sequences of few and of many rows. Kernels declare
+which of them tell (`telling`, opmatrix/runtime/kernel.py); others are given rows by the sorts of their operands."""
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.batch import FIELDS, Batch, Fields
+
+Numbers = NDArray[np.float32]
+Shapes = Mapping[str, tuple[int, ...]]                      # of one row of each operand
+SMALLEST_DECADE, LARGEST_DECADE = -44, 30                   # powers of ten: below it float32 has 0 alone, and above it
+                                                            # a product of some thousands need not be finite
+SQUARED_DECADE = 15                                         # of numbers whose products are finite, too
+UNTOLD_DECADE = 9                                           # of numbers of which nobody knows what becomes of them
+NEARLY = 1e-1, 1e-3, 1e-5                                   # by what numbers of a row differ that are nearly equal
+BESIDE = 1e2, 1e4, 1e8                                      # times the others of its row is one number
+DRAWN_COLUMNS = 4                                           # of those that alone are not zero
+GRID = 16                                                   # columns of a tile, at whose end one is not zero
+TIED = 2, 3                                                 # whole numbers up to which are drawn where many are equal
+LENGTHS = 1, 2, 3, 5, 8, 17, 33                             # rows of sequences
+CHUNK = 1 << 22                                             # numbers of rows that ids choose at a time
+
+
+def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = LARGEST_DECADE) -> Numbers:
+    """Rows of so many numbers that are zero; equal; nearly equal; of either sign; zero but for one; one far beyond the
+    others; often equal; and about as large as each power of ten up to this one."""
+    width = prod(shape)
+
+    def drawn(count: int) -> NDArray[np.float64]: return rng.standard_normal((count, width))
+    sizes = 10.0 ** np.arange(SMALLEST_DECADE, decade + 1)
+    ends = {0, width - 1, (width - 1) // GRID * GRID, *rng.integers(0, width, DRAWN_COLUMNS).tolist()}
+    beyond = drawn(len(BESIDE))
+    beyond[np.arange(len(BESIDE)), rng.integers(0, width, len(BESIDE))] = BESIDE
+    parts = [np.zeros((1, width)), np.ones((1, width)), np.full((1, width), -3.0),
+             1 + np.array(NEARLY)[:, None] * drawn(len(NEARLY)), abs(drawn(1)), -abs(drawn(1)),
+             1 - 2.0 * (np.arange(width)[None] % 2), np.eye(width)[sorted(ends)] if width < CHUNK ** 0.5 else drawn(0),
+             beyond, *(rng.integers(1 - most, most, (2, width)) for most in TIED), sizes[:, None] * drawn(len(sizes))]
+    rows: Numbers = np.concatenate(parts).astype(np.float32)
+    return rows.reshape(-1, *shape)
+
+
+def telling_values(shapes: Shapes, rng: np.random.Generator) -> dict[str, Numbers]:
+    """Rows of several operands, each a row of every other one's: all of them of one kind; and each of every kind beside
+    zeros, and beside ordinary numbers."""
+    if len(shapes) == 1: return {name: telling_rows(shape, rng) for name, shape in shapes.items()}
+    parts: dict[str, list[Numbers]] = {name: [telling_rows(shape, rng, SQUARED_DECADE)]
+                                       for name, shape in shapes.items()}
+    for alone in shapes:
+        rows = telling_rows(shapes[alone], rng)
+        for name, shape in shapes.items():
+            others = rng.standard_normal((len(rows), *shape), np.float32)
+            parts[name] += [rows, rows] if name == alone else [0 * others, others]
+    return {name: np.concatenate(each) for name, each in parts.items()}
+
+
+def telling_fills(shapes: Shapes, rng: np.random.Generator) -> Iterator[dict[str, Numbers]]:
+    """Operands of these shapes whose rows see one another: of rows of many kinds; all zero; all equal; all tiny; large;
+    often equal; below zero."""
+    def drawn() -> dict[str, Numbers]:
+        return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+    def mixed(shape: tuple[int, ...]) -> Numbers:
+        rows = telling_rows(shape[1:], rng, UNTOLD_DECADE)
+        return rows[rng.permutation(len(rows))[np.arange(shape[0]) % len(rows)]]
+    yield {name: mixed(shape) for name, shape in shapes.items()}
+    for factor in (0.0, 1e-20, 10.0 ** UNTOLD_DECADE):
+        yield {name: np.float32(factor) * each for name, each in drawn().items()}
+    yield {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    yield {name: np.rint(each) for name, each in drawn().items()}
+    yield {name: -abs(each) for name, each in drawn().items()}
+
+
+def every_id(limits: Mapping[str, int], columns: int, batch: Batch) -> Iterator[Fields]:
+    """Rows that have every number of each of these fields, some at a time: each below its limit."""
+    count, most = max(limits.values()), max(1, CHUNK // columns)
+    for low in range(0, count, most):
+        at = np.arange(low, min(count, low + most))
+        fields = {name: at % limits.get(name, 1) for name in FIELDS}
+        yield Fields(batch, len(at), **fields)
+
+
+def short_sequences(count: int) -> Batch:
+    """So many sequences of a few rows, of every small length in turn."""
+    return Batch([np.zeros(LENGTHS[at % len(LENGTHS)], np.int64) for at in range(count)])
