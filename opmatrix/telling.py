@@ -1,5 +1,5 @@
 """Operands by which a kernel that is wrong for some data alone shows it: rows of zeros, of equal and of nearly equal
-numbers, of every size that float32 has, of ties; every id of a table; sequences of few and of many rows. Kernels declare
+numbers, of every size that float32 has, of ties; every id of a table; sequences of few and of many rows. Kernels say
 which of them tell (`telling`, opmatrix/runtime/kernel.py); others are given rows by the sorts of their operands."""
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -20,6 +20,7 @@ BESIDE = 1e2, 1e4, 1e8                                      # times the others o
 DRAWN_COLUMNS = 4                                           # of those that alone are not zero
 GRID = 16                                                   # columns of a tile, at whose end one is not zero
 TIED = 2, 3                                                 # whole numbers up to which are drawn where many are equal
+TIED_ROWS, LARGEST_TIED, MOST_ONES = 24, 4, 512             # rows of ties of each kind, and whole numbers of them
 LENGTHS = 1, 2, 3, 5, 8, 17, 33                             # rows of sequences
 CHUNK = 1 << 22                                             # numbers of rows that ids choose at a time
 
@@ -31,25 +32,38 @@ def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = L
 
     def drawn(count: int) -> NDArray[np.float64]: return rng.standard_normal((count, width))
     sizes = 10.0 ** np.arange(SMALLEST_DECADE, decade + 1)
-    ends = {0, width - 1, (width - 1) // GRID * GRID, *rng.integers(0, width, DRAWN_COLUMNS).tolist()}
-    beyond = drawn(len(BESIDE))
+    ends = [0, width - 1, (width - 1) // GRID * GRID, *rng.integers(0, width, DRAWN_COLUMNS)]
+    single, beyond = np.zeros((len(ends), width)), drawn(len(BESIDE))
+    single[np.arange(len(ends)), ends] = 1
     beyond[np.arange(len(BESIDE)), rng.integers(0, width, len(BESIDE))] = BESIDE
     parts = [np.zeros((1, width)), np.ones((1, width)), np.full((1, width), -3.0),
              1 + np.array(NEARLY)[:, None] * drawn(len(NEARLY)), abs(drawn(1)), -abs(drawn(1)),
-             1 - 2.0 * (np.arange(width)[None] % 2), np.eye(width)[sorted(ends)] if width < CHUNK ** 0.5 else drawn(0),
-             beyond, *(rng.integers(1 - most, most, (2, width)) for most in TIED), sizes[:, None] * drawn(len(sizes))]
+             1 - 2.0 * (np.arange(width)[None] % 2), single, beyond, *(rng.integers(1 - most, most, (2, width)) for most in TIED), sizes[:, None] * drawn(len(sizes))]
     rows: Numbers = np.concatenate(parts).astype(np.float32)
     return rows.reshape(-1, *shape)
 
 
-def telling_values(shapes: Shapes, rng: np.random.Generator) -> dict[str, Numbers]:
+def tied_rows(shape: Sequence[int], rng: np.random.Generator) -> Numbers:
+    """Rows of which many numbers are equal: to one of few whole numbers, all but one to each other, and to zeros of
+    either sign."""
+    width = prod(shape)
+    whole = [rng.integers(-most, most + 1, (TIED_ROWS, width)) for most in range(1, LARGEST_TIED + 1)]
+    apart = np.zeros((2 * width, width))
+    columns = np.arange(width)
+    apart[columns, columns], apart[width + columns, columns] = 1, -1
+    signs = np.where(rng.integers(0, 2, (TIED_ROWS, width)), 0.0, -0.0)
+    rows: Numbers = np.concatenate([*whole, apart[:MOST_ONES], signs, whole[0] * signs]).astype(np.float32)
+    return rows.reshape(-1, *shape)
+
+
+def telling_values(shapes: Shapes, rng: np.random.Generator, decade: int = LARGEST_DECADE) -> dict[str, Numbers]:
     """Rows of several operands, each a row of every other one's: all of them of one kind; and each of every kind beside
     zeros, and beside ordinary numbers."""
-    if len(shapes) == 1: return {name: telling_rows(shape, rng) for name, shape in shapes.items()}
+    if len(shapes) == 1: return {name: telling_rows(shape, rng, decade) for name, shape in shapes.items()}
     parts: dict[str, list[Numbers]] = {name: [telling_rows(shape, rng, SQUARED_DECADE)]
                                        for name, shape in shapes.items()}
     for alone in shapes:
-        rows = telling_rows(shapes[alone], rng)
+        rows = telling_rows(shapes[alone], rng, decade)
         for name, shape in shapes.items():
             others = rng.standard_normal((len(rows), *shape), np.float32)
             parts[name] += [rows, rows] if name == alone else [0 * others, others]

@@ -14,6 +14,7 @@ GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's a
 PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
+LEAST = 2.0 ** -149                                          # the least of all, which is not
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -103,7 +104,8 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
         columns, size = y.shape[1], abs(value)
         centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
-        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True))
+        # Numbers that are less than any normal one are a whole number of the least: a difference may be off by that.
+        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + LEAST
         first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
         return first / deviation * second + gamma(columns + 8) * size

@@ -118,8 +118,8 @@ class Declared:
         return not (self.row_mixing or self.changes_space or self.batched or self.view)
 
     def tell_by_sort(self, a: Arguments, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-        """Telling operands of any kernel: values of every kind, with vectors as they are; and, as what is added hides what
-        is small, with those that are added zero."""
+        """Telling operands of any kernel: values of every kind, with vectors as they are; and with those zero that are
+        added, as these hide what is small."""
         shapes = {name: each.shape for name, each in vars(a).items()
                   if is_value(self.operands.get(name)) and isinstance(each, np.ndarray)}
         if not shapes: return

@@ -193,8 +193,8 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
 
 
 def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None) -> StepsVerified:
-    """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound, and the whole
-    run, which launches the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another
+    """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound; and the run,
+    which launches the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another
     order for other numbers of rows. `told`: the kinds of steps that were looked at on telling operands, which need not
     be again. Raises VerificationError for the first step that is not within its bound."""
     nearest, at, kernels = 0.0, "", dict[str, KernelVerified]()

@@ -39,6 +39,7 @@ from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, ti
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
 from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
+from opmatrix.telling import short_sequences
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -53,6 +54,8 @@ BEYOND = 2 ** 40                                            # farther than any s
 REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
 SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
 FINITE = 1e15                                               # of factors: squares of it are float32
+TOLD_SEQUENCES = 14                                         # that are short, on which it is told
+TOLD_SIZES = {"q": (0, 1e-30, 1e-3, 1e3), "k": (0, 1e-30, 1e3), "v": (0, 1e-38, 1e-30, 1e-10, 1e10, 1e30)}
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
 KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
@@ -183,9 +186,28 @@ class attention(Arguments):
         if a.bias is not None:
             drawn = SPREAD * rng.standard_normal(a.bias.shape, np.float32)
             yield {"q": np.zeros(a.q.shape, np.float32), "v": v, "bias": drawn}
-        if not 1 / FINITE < abs(a.scale) < FINITE: return
-        q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
-        yield {"q": q * np.float32(SPREAD / (d ** 0.5 * a.scale)), "k": k, "v": v}
+        plain = 1 / FINITE < abs(a.scale) < FINITE
+        factor = np.float32(SPREAD / (d ** 0.5 * a.scale)) if plain else np.float32(1)
+        if plain:
+            q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
+            yield {"q": q * factor, "k": k, "v": v}
+        yield from attend_short(a, rng, factor)
+
+
+def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -> Iterator[dict[str, object]]:
+    """Short sequences of queries, keys and values that are zero, equal, tiny and huge, each beside ordinary ones."""
+    batch = short_sequences(TOLD_SEQUENCES)
+
+    def drawn() -> dict[str, Any]:
+        found = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
+        return {"batch": batch, **found, "q": found["q"] * factor}
+    for name, sizes in TOLD_SIZES.items():
+        for each in sizes:
+            told = drawn()
+            yield told | {name: told[name] * np.float32(each)}
+    for name in "qkv":
+        told = drawn()
+        yield told | {name: np.broadcast_to(told[name][:1], told[name].shape).copy()}
 
 
 @timed_batches
