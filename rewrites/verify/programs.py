@@ -115,7 +115,8 @@ def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashabl
 
 
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
-                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None) -> dict[str, object]:
+                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None,
+                 told: set[Hashable] | None = None) -> dict[str, object]:
     """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
@@ -127,7 +128,7 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
     return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
-            "steps": verify_steps(program, batches), **describe_routing(own.flips)}
+            "steps": verify_steps(program, batches, told), **describe_routing(own.flips)}
 
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:

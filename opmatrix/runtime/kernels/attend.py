@@ -54,8 +54,8 @@ BEYOND = 2 ** 40                                            # farther than any s
 REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
 SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
 FINITE = 1e15                                               # of factors: squares of it are float32
-TOLD_SEQUENCES = 14                                         # that are short, on which it is told
-TOLD_SIZES = {"q": (0, 1e-30, 1e-3, 1e3), "k": (0, 1e-30, 1e3), "v": (0, 1e-38, 1e-30, 1e-10, 1e10, 1e30)}
+TOLD_SIZES = 10.0 ** np.arange(-38, 31)                     # of rows of short sequences, on which it is told
+LARGE_SCORES = np.float32(1e3)                              # times as large as ordinary ones
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
 KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
@@ -195,19 +195,23 @@ class attention(Arguments):
 
 
 def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -> Iterator[dict[str, object]]:
-    """Short sequences of queries, keys and values that are zero, equal, tiny and huge, each beside ordinary ones."""
-    batch = short_sequences(TOLD_SEQUENCES)
+    """Short sequences, in each of which queries, keys or values are of another size, all powers of ten in turn, where
+    each column of a product has a zero, so that no score is doubtful; with some rows zero; and with rows all equal."""
+    batch = short_sequences(len(TOLD_SIZES))
+    sizes = TOLD_SIZES[batch.sequence, None, None].astype(np.float32)
 
     def drawn() -> dict[str, Any]:
         found = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
         return {"batch": batch, **found, "q": found["q"] * factor}
-    for name, sizes in TOLD_SIZES.items():
-        for each in sizes:
-            told = drawn()
-            yield told | {name: told[name] * np.float32(each)}
     for name in "qkv":
         told = drawn()
+        if name != "v": told["q"][:, :, 1:], told["k"][:, :, 0] = 0, 0
+        yield told | {name: told[name] * sizes}
+        yield told | {name: told[name] * (rng.integers(0, 2, (batch.rows, 1, 1)) > 0)}
         yield told | {name: np.broadcast_to(told[name][:1], told[name].shape).copy()}
+        yield drawn() | {name: np.zeros_like(told[name])}
+    told = drawn()
+    yield told | {"q": told["q"] * np.minimum(sizes, LARGE_SCORES)}
 
 
 @timed_batches

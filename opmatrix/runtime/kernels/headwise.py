@@ -2,6 +2,8 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, n, p
