@@ -13,7 +13,7 @@ Numbers = NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]                      # of one row of each operand
 SMALLEST_DECADE, LARGEST_DECADE = -44, 30                   # powers of ten: below it float32 has 0 alone, and above it
                                                             # a product of some thousands need not be finite
-SQUARED_DECADE = 15                                         # of numbers whose products are finite, too
+SQUARED_DECADE = 17                                         # of numbers whose products are finite, too
 UNTOLD_DECADE = 9                                           # of numbers of which nobody knows what becomes of them
 NEARLY = 1e-1, 1e-3, 1e-5                                   # by what numbers of a row differ that are nearly equal
 BESIDE = 1e2, 1e4, 1e8                                      # times the others of its row is one number

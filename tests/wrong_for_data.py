@@ -1,6 +1,6 @@
-"""Kernels that are wrong for some data alone, made from what kernels declare: for rows of one kind, with a threshold that
-is drawn; for an id of a table; for equal scores; for experts of few and of all rows; for small rows, where eps counts.
-Each does what the right kernel does, on other operands."""
+"""Kernels that are wrong for some data alone, made from what kernels declare: for rows of one kind, with a threshold
+that is drawn, up to where products of two numbers are finite; for an id of a table; for equal scores; for experts of
+few and of all rows; for small rows, where eps counts. Each does what the right kernel does, on other operands."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -33,8 +33,8 @@ KINDS: dict[str, Callable[[Rows, float], Rows]] = {
     "equal": lambda x, drawn: (x == x[:, :1]).all(1) & (largest(x) > 0),
     "nearly equal": lambda x, drawn: (spread(x) < 10 ** (-0.7 - 4 * drawn)) & (spread(x) > 0),
     "tiny": lambda x, drawn: (largest(x) < 10 ** (-3 - 27 * drawn)) & (largest(x) > 0),
-    "huge": lambda x, drawn: largest(x) > 10 ** (3 + 24 * drawn),
-    "of a size": lambda x, drawn: abs(np.log10(largest(x) + 1e-45) - (48 * drawn - 24)) < 0.7,
+    "huge": lambda x, drawn: largest(x) > 10 ** (3 + 13 * drawn),
+    "of a size": lambda x, drawn: abs(np.log10(largest(x) + 1e-45) - (40 * drawn - 24)) < 0.7,
     "one number": lambda x, drawn: np.count_nonzero(x, axis=1) == 1,
     "one far beyond": lambda x, drawn: largest(x) > 10 ** (1.5 + 2 * drawn) * np.median(abs(x), 1),
     "negative": lambda x, drawn: x.max(1) < 0,

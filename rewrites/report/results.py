@@ -27,6 +27,7 @@ from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
+from rewrites.verify.programs import KernelVerified
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 
@@ -135,7 +136,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "steps": [step._asdict() for step in result.steps],
         "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
         "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
-        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows},
+        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows,
+                     "kernels": bounds_of_kernels(result.points)},
         "dropped": [figures(point) for point in result.dropped],
     }
 
@@ -209,9 +211,28 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
-        + tell_routing(front[found["chosen"]].get("routing")),
+        + tell_kernels(checked["kernels"]) + tell_routing(front[found["chosen"]].get("routing")),
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
+
+
+def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
+    """Of each kernel of the imported program and of these, how near it came to its bound, and how loose that is."""
+    merged: dict[str, KernelVerified] = {}
+    for point in points:
+        exact = point.checks.get("exact") or {}
+        for found in (exact.get("steps"), point.checks.get("import"), point.checks.get("steps")):
+            for kernel, each in (found or {}).get("kernels", {}).items():
+                known = merged.get(kernel, each)
+                merged[kernel] = KernelVerified(nearest=max(known["nearest"], each["nearest"]),
+                                                allowed=max(known["allowed"], each["allowed"]))
+    return merged
+
+
+def tell_kernels(found: dict[str, KernelVerified]) -> str:
+    """How loose the bounds are that steps are held to, as a line."""
+    told = [f"{kernel} {each['allowed']:.1g}" for kernel, each in found.items() if each["nearest"]]
+    return "\nbounds    of steps, on any rows, as shares of what they give: " + ", ".join(told) if told else ""
 
 
 def tell_routing(found: dict[str, Any] | None) -> str:

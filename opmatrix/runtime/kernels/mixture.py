@@ -22,7 +22,7 @@ from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels.gate import in_columns
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
-from opmatrix.telling import SQUARED_DECADE, telling_values
+from opmatrix.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -181,7 +181,7 @@ class experts(Arguments):
         row, of two, of three and so on; rows that name fewer than they may, or none."""
         count, width = len(a.up), a.x.shape[1]
         rest = {} if a.residual is None else {"residual": a.residual.shape[1:]}
-        rows = telling_values({"x": (width,), **rest}, rng, SQUARED_DECADE)
+        rows = telling_values({"x": (width,), **rest}, rng, LARGEST_DECADE if a.beside is None else SQUARED_DECADE)
         yield {**rows, "gate": in_gates(drawn_gates(len(rows["x"]), count, min(a.most, count), rng), a.gate)}
         for gates in routed_gates(count, min(a.most, count), rng):
             beside = {name: rng.standard_normal((len(gates), *shape), np.float32) for name, shape in rest.items()}
