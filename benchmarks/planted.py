@@ -1,12 +1,13 @@
-"""Kernels that are wrong beyond a threshold alone: which does `verify` of a saved program find, which `optimize`?
+"""Kernels that are wrong for some data or lengths alone: which does `verify` of a saved program find, which `optimize`?
 
-    python benchmarks/planted.py [--count 60] [--family bert|gpt2|llama] [--positions 300] [--model DIR]
-                                 [--number-type int8] [--seed 0] [--csv OUT]
+    python benchmarks/planted.py [--of lengths|data] [--count 60] [--family bert|gpt2|llama|mixtral] [--positions 300]
+                                 [--model DIR] [--number-type int8] [--seed 0] [--csv OUT]
 
-Faults are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
+Faults of lengths are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
 wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Each
 appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list.
-The model is a random one of a family, of so many positions, or one of your own; its front is made once without faults,
+Faults of data (tests/wrong_for_data.py) are made from what kernels declare: rows that are zero, equal, tiny, huge, of a
+drawn size, an id of a table, ties, an expert without rows, of one or of all, an eps that is forgotten. The model is a random one of a family, of so many positions, or one of your own; its front is made once without faults,
 and its programs are verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with
 every tenth fault all of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
 import json
@@ -28,7 +29,9 @@ FAMILIES = {                                                # of one layer
     "bert": dict(hidden_size=64, intermediate_size=128, num_attention_heads=2, num_hidden_layers=1),
     "gpt2": dict(vocab_size=41, n_embd=64, n_layer=1, n_head=2),
     "llama": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
-                  num_hidden_layers=1)}
+                  num_hidden_layers=1),
+    "mixtral": dict(vocab_size=41, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+                    num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)}
 COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 
 
@@ -42,6 +45,7 @@ class Found(NamedTuple):
 
 def main() -> int:
     parser = Parser(__doc__)
+    parser.add_argument("--of", choices=("lengths", "data"), default="lengths")
     parser.add_argument("--count", type=count, default=60)
     parser.add_argument("--positions", type=count, default=300)
     parser.add_argument("--model", type=folder, help="a checkpoint")
@@ -52,9 +56,10 @@ def main() -> int:
     takes(30 + 5 * given.count)
     with tempfile.TemporaryDirectory() as place:
         model = given.model or written(Path(place, "model"), given.family, given.positions)
-        found = judged(Path(place), model, given.number_type, given.count, given.seed)
-    rows = table(found)
-    for row in rows: print(" ".join(f"{cell!s:>9}" for cell in row))
+        found = judged(Path(place), model, given.number_type, drawing(given.of, given.count, given.seed))
+    rows, width = table(found), max(len(each.kind) for each in found)
+    print(f"seed {given.seed}")
+    for kind, *row in rows: print(f"{kind:>{max(9, width)}}", *(f"{cell!s:>9}" for cell in row))
     tabled(given.csv, rows)
     _, faults, _, verified, optimized = rows[-1]
     concluded(given, [Figure(f"of {faults} faults those that verify does not find", faults - verified, most=0),
@@ -88,26 +93,33 @@ def written(place: Path, family: str, positions: int) -> Path:
     return place
 
 
-def judged(place: Path, model: Path, number_type: str, count: int, seed: int) -> list[Found]:
-    """What becomes of so many faults."""
+def drawing(of: str, count: int, seed: int):
+    """So many faults for programs whose sentences have at most so many tokens, and whether a program meets one."""
+    import wrong_for_data
     import wrong_kernels
+    rng = np.random.default_rng(seed)
+    if of == "data": return lambda programs, _: wrong_for_data.drawn(rng, count, programs), wrong_for_data.meets
+    return lambda programs, longest: wrong_kernels.drawn(rng, count, longest, kernels_of(programs)), has
 
+
+def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Found]:
+    """What becomes of the faults."""
     from opmatrix.program import Program
-    searched, points = verified(model, number_type)
-    kernels, longest = kernels_of([point.program for point in points]), max(map(max, points[0].lengths))
+    (draw, meets), (searched, points) = drawn_faults, verified(model, number_type)
+    longest = max(map(max, points[0].lengths))
     places = [place / f"{at}" for at in range(len(points))]
     for each, point in zip(places, points, strict=True): point.program.save(each)
     found = []
-    for at, fault in enumerate(wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels)):
+    for at, fault in enumerate(draw([point.program for point in points], longest)):
         with fault.planted():
             programs = [Program.load(each) for each in places]
-            names = [checked(program) for program in programs if has(program, fault)]
+            names = [checked(program) for program in programs if meets(program, fault)]
             short = all("steps within bounds" in each for each in names)
             ended = refused(lambda: verified_anew(searched, points)) and (
                 at % WHOLE or refused(lambda: verified(model, number_type)))
             found.append(Found(fault.kind, short, all(map(bool, names)), bool(ended)))
         if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
-        elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
+        elif len(found) % 10 == 0: say(f"{len(found)} faults")
     return found
 
 
@@ -134,10 +146,11 @@ def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
     from rewrites.report.checked import check_lengths
     from rewrites.verify import verify_steps
+    told = set()
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
     programs = {name: program.over(program.steps) for name, program in searched.programs.items()}
     few = searched.workload.few
-    for point in points: verify_steps(point.program, [few])
+    for program in (programs["imported"], *(point.program for point in points)): verify_steps(program, [few], told)
     check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
 
 

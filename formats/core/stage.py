@@ -14,6 +14,7 @@ GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's a
 PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
+HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
 LEAST = 2.0 ** -149                                          # the least of all, which is not
 NORMS = "layer", "rms"
 Operand = str | Choice
@@ -172,5 +173,12 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
-        y, error = value, stage.bound(y, error, value, epilogue, rough)
+        with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
+        y, error = value, spread_beyond(value, spread)
     return error
+
+
+def spread_beyond(y: Reals, error: Reals) -> Reals:
+    """Errors, infinite where a number may be none that float32 has: what becomes of it there, nobody says."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(np.isnan(error) | (np.isfinite(y) & (abs(y) + error > HUGE)), np.inf, error)

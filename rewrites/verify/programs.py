@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
+from formats.core.stage import spread_beyond
 from formats.format import Format
 from formats.machine.threads import limit
 from formats.stacked import Stacked
@@ -287,7 +288,7 @@ class Meant(NamedTuple):
         if chosen: arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
         numbers = call.kernel.reference(exact)
-        allowed = np.broadcast_to(bound(call.kernel, arguments, exact) + SMALLEST, numbers.shape)
+        allowed = np.broadcast_to(spread_beyond(numbers, bound(call.kernel, arguments, exact) + SMALLEST), numbers.shape)
         return cls(numbers, allowed, rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
