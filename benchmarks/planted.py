@@ -3,13 +3,15 @@
     python benchmarks/planted.py [--of lengths|data] [--count 60] [--family bert|gpt2|llama|mixtral] [--positions 300]
                                  [--model DIR] [--number-type int8] [--seed 0] [--csv OUT]
 
-Faults of lengths are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
-wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Each
-appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list.
-Faults of data (tests/wrong_for_data.py) are made from what kernels declare: rows that are zero, equal, tiny, huge, of a
-drawn size, an id of a table, ties, an expert without rows, of one or of all, an eps that is forgotten. The model is a random one of a family, of so many positions, or one of your own; its front is made once without faults,
-and its programs are verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with
-every tenth fault all of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
+Faults of lengths are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is
+lost, a wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling,
+embeddings. Each appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the
+certificates list. Faults of data (tests/wrong_for_data.py) are made from what kernels declare: rows that are zero,
+equal, tiny, huge, of a drawn size, an id of a table, ties, an expert without rows, of one or of all, an eps that is
+forgotten. The model is a random one of a family, of so many positions, or one of your own; its front is made once
+without faults, and its programs are verified with each fault, those that have the kernel, by `verify` and as `optimize`
+does it; with every tenth fault all of `optimize` runs. `sentences` says how many the checks on the sentences of
+certificates find alone."""
 import json
 import tempfile
 from collections import Counter
@@ -78,7 +80,7 @@ def table(found: list[Found]) -> list[tuple]:
 
 def written(place: Path, family: str, positions: int) -> Path:
     """A checkpoint of random numbers."""
-    from checkpoints import safetensors, write, write_tokenizer
+    from checkpoints import fused, safetensors, write, write_tokenizer
     from random_models import random_weights
 
     from opmatrix.models import build
@@ -88,7 +90,7 @@ def written(place: Path, family: str, positions: int) -> Path:
     build(config, numbers := random_weights(config, np.random.default_rng(0)))
     place.mkdir()
     place.joinpath("config.json").write_text(json.dumps(config))
-    safetensors(place / "model.safetensors", {name: data.array for name, data in numbers.made.items()})
+    safetensors(place / "model.safetensors", fused({name: data.array for name, data in numbers.made.items()}))
     write_tokenizer(place / "tokenizer.json")
     return place
 

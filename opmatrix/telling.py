@@ -36,9 +36,11 @@ def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = L
     single, beyond = np.zeros((len(ends), width)), drawn(len(BESIDE))
     single[np.arange(len(ends)), ends] = 1
     beyond[np.arange(len(BESIDE)), rng.integers(0, width, len(BESIDE))] = BESIDE
-    parts = [np.zeros((1, width)), np.ones((1, width)), np.full((1, width), -3.0),
-             1 + np.array(NEARLY)[:, None] * drawn(len(NEARLY)), abs(drawn(1)), -abs(drawn(1)),
-             1 - 2.0 * (np.arange(width)[None] % 2), single, beyond, *(rng.integers(1 - most, most, (2, width)) for most in TIED), sizes[:, None] * drawn(len(sizes))]
+    plain = [np.zeros((1, width)), np.ones((1, width)), np.full((1, width), -3.0)]
+    plain += [1 + nearly * drawn(1) for nearly in NEARLY]
+    plain += [abs(drawn(1)), -abs(drawn(1)), 1 - 2.0 * (np.arange(width)[None] % 2)]
+    tied = [rng.integers(1 - most, most, (2, width)) for most in TIED]
+    parts = [*plain, single, beyond, *tied, sizes[:, None] * drawn(len(sizes))]
     rows: Numbers = np.concatenate(parts).astype(np.float32)
     return rows.reshape(-1, *shape)
 

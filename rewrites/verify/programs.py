@@ -288,26 +288,28 @@ class Meant(NamedTuple):
         if chosen: arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
         numbers = call.kernel.reference(exact)
-        allowed = np.broadcast_to(spread_beyond(numbers, bound(call.kernel, arguments, exact) + SMALLEST), numbers.shape)
-        return cls(numbers, allowed, rows if chosen else None)
+        allowed = spread_beyond(numbers, bound(call.kernel, arguments, exact) + SMALLEST)
+        return cls(numbers, np.broadcast_to(allowed, numbers.shape), rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
-        """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
+        """How much of its bound what was found takes, of a step on so many rows; an infinite bound allows any number and
+        none. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
         off = abs(settled(own, self.numbers)[0])
-        if not (right := (off == 0) | (off <= self.allowed)).all():
+        if not (right := (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)).all():
             worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
                                      off.shape)
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
             raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
                                     allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
-        return float((off[self.allowed > 0] / self.allowed[self.allowed > 0]).max(initial=0.0))
+        said = (self.allowed > 0) & np.isfinite(self.allowed)
+        return float((off[said] / self.allowed[said]).max(initial=0.0))
 
     @property
     def looseness(self) -> float:
-        """How large the bound is beside the numbers, both in the Frobenius norm."""
-        return float(ratio(*(np.linalg.norm(np.where(np.isfinite(self.numbers), each, 0.0))
-                             for each in (self.allowed, self.numbers))))
+        """How large the bound is beside the numbers, both in the Frobenius norm, where both are finite."""
+        finite = np.isfinite(self.numbers) & np.isfinite(self.allowed)
+        return float(ratio(np.linalg.norm(self.allowed[finite]), np.linalg.norm(self.numbers[finite])))
 
     def repeated(self, rows: int, of: int) -> "Meant":
         """What a step on so many rows means that repeats the rows of this one, of so many."""
