@@ -22,7 +22,8 @@ GRID = 16                                                   # columns of a tile,
 TIED = 2, 3                                                 # whole numbers up to which are drawn where many are equal
 TIED_ROWS, LARGEST_TIED, MOST_ONES = 24, 4, 512             # rows of ties of each kind, and whole numbers of them
 LENGTHS = 1, 2, 3, 5, 8, 17, 33                             # rows of sequences
-CHUNK = 1 << 22                                             # numbers of rows that ids choose at a time
+CHUNK, MOST_CHUNKS = 1 << 22, 8                             # numbers of rows that ids choose at a time; so many times
+MOST_NUMBERS = 1 << 26                                      # of all of them: of more ids both ends and drawn ones
 
 
 def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = LARGEST_DECADE) -> Numbers:
@@ -91,11 +92,21 @@ def telling_fills(shapes: Shapes, rng: np.random.Generator) -> Iterator[dict[str
 
 def every_id(limits: Mapping[str, int], columns: int, batch: Batch) -> Iterator[Fields]:
     """Rows that have every number of each of these fields, some at a time: each below its limit."""
-    count, most = max(limits.values()), max(1, CHUNK // columns)
-    for low in range(0, count, most):
-        at = np.arange(low, min(count, low + most))
-        fields = {name: at % limits.get(name, 1) for name in FIELDS}
-        yield Fields(batch, len(at), **fields)
+    count = max(limits.values())
+    most = max(1, CHUNK // columns, -(-count // MOST_CHUNKS))
+    for low in range(0, count, most): yield some_ids(np.arange(low, min(count, low + most)), limits, batch)
+
+
+def many_ids(limit: int, columns: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Every number below a limit; where rows of all would be too many numbers, those at both ends and drawn ones."""
+    if limit * columns <= MOST_NUMBERS: return np.arange(limit)
+    ends = np.arange(DRAWN_COLUMNS)
+    return np.concatenate([ends, limit - 1 - ends, rng.integers(0, limit, max(1, CHUNK // columns))])
+
+
+def some_ids(at: NDArray[np.int64], limits: Mapping[str, int], batch: Batch) -> Fields:
+    """Rows that have these numbers in each of these fields, as far as they are below its limit."""
+    return Fields(batch, len(at), **{name: at % limits.get(name, 1) for name in FIELDS})
 
 
 def short_sequences(count: int) -> Batch:

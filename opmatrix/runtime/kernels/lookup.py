@@ -22,7 +22,7 @@ from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
 from opmatrix.runtime.fitting import ONE_PASS, after, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows, Tables
-from opmatrix.telling import every_id, telling_rows
+from opmatrix.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -121,7 +121,7 @@ class embed(Arguments):
         for ids in every_id(limits_of(a), width, batch): yield {"batch": ids}
         rows = telling_rows((width,), rng)
         some, none = FORMATS["dense"].pack(rows), FORMATS["dense"].pack(0 * rows)
-        [ids] = every_id(dict.fromkeys(fields, len(rows)), 1, batch)
+        ids = some_ids(np.arange(len(rows)), dict.fromkeys(fields, len(rows)), batch)
         told: dict[str, object] = {"batch": ids, "turned": ""}
         added = {name: np.zeros_like(getattr(a, name)) for name in ADDED if getattr(a, name, None) is not None}
         for each in range(len(fields)):

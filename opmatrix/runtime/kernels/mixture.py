@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Activated = Annotated[str, OneOf(("", *COMPILED))]
 Most = Annotated[int, Range(int, 1, 2 ** 20)]
 BYTE_STEP = 1 / 127                                              # of a row in bytes, of its largest number
-TOLD_ROWS, EXPERTS_COUNTED = 5, 20                          # rows of a batch that tells; experts of 0 to 19 rows
+TOLD_ROWS, EXPERTS_TOLD = 5, 64                             # rows of a batch that tells; experts that have all or one
+EXPERTS_COUNTED = 20                                        # experts of no row, of one, of two and so on
 TOLD_SHARES = 1e-30, 1e-6, 1e6
 WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
 k, E = size("k"), size("E")                                 # experts that a row names, and that there are
@@ -177,8 +178,8 @@ class experts(Arguments):
                       for cost in times_experts(*described(stack), count, most, rows)]
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Rows of every kind among all experts; and all rows with one expert, or all but one, for each; experts of one
-        row, of two, of three and so on; rows that name fewer than they may, or none."""
+        """Rows of every kind among all experts; all rows with one expert, and all but one, for each, of very many for
+        some; experts of one row, of two, of three and so on; rows that name fewer than they may, or none."""
         count, width = len(a.up), a.x.shape[1]
         rest = {} if a.residual is None else {"residual": a.residual.shape[1:]}
         rows = telling_values({"x": (width,), **rest}, rng, LARGEST_DECADE if a.beside is None else SQUARED_DECADE)
@@ -207,7 +208,8 @@ def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") ->
 def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator[Any]":
     """Rows of gates that name experts as seldom and as often as can be: each a batch."""
     few = np.eye(count, dtype=np.float32)
-    for e in range(count):
+    ends = {0, count - 1, *rng.permutation(count)[:EXPERTS_TOLD].tolist()}
+    for e in sorted(ends):
         yield few[[e] * TOLD_ROWS]                              # all with one, none with any other
         yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]    # one with one, all the others with the next
     order = rng.permutation(count)[:EXPERTS_COUNTED]

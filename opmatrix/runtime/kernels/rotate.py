@@ -17,7 +17,7 @@ from opmatrix.runtime.costs import one_pass
 from opmatrix.runtime.fitting import ONE_PASS, same
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.operands import Array, Heads
-from opmatrix.telling import every_id, telling_fills, telling_rows
+from opmatrix.telling import many_ids, some_ids, telling_fills, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -80,17 +80,15 @@ class rotate(Arguments):
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Where all tokens are turned, every row of the tables, and rows of every kind at drawn positions; of the first
-        or the last tokens, as of any rows that one batch has."""
-        row = a.x.shape[1:]
+        """Where all tokens are turned, every row of the tables (of very long ones the ends and drawn rows), and rows of
+        every kind at drawn positions; of the first or the last tokens, as of any rows that one batch has."""
+        row, limits, batch = a.x.shape[1:], {"positions": len(a.cos)}, a.batch.whole
         if a.rows != "all":
             for fill in telling_fills({"x": a.x.shape}, rng): yield {**fill}
             return
-        for ids in every_id({"positions": len(a.cos)}, math.prod(row), a.batch.whole):
-            yield {"batch": ids, "x": rng.standard_normal((ids.rows, *row), np.float32)}
+        at = many_ids(len(a.cos), math.prod(row), rng)
+        yield {"batch": some_ids(at, limits, batch), "x": rng.standard_normal((len(at), *row), np.float32)}
         rows = telling_rows(row, rng)
-        [ids] = every_id({"positions": len(rows)}, 1, a.batch.whole)
-        ids.positions = rng.integers(0, len(a.cos), len(rows))
-        yield {"batch": ids, "x": rows}
+        yield {"batch": some_ids(rng.integers(0, len(a.cos), len(rows)), limits, batch), "x": rows}
 
     cost = one_pass("rotate")
