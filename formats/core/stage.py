@@ -143,16 +143,6 @@ CHOICES = {name: kind for name, kind in OPERANDS.items() if not isinstance(kind,
 DEFAULTS = {name: default(kind) for name, kind in OPERANDS.items()}
 
 
-def is_added(name: str) -> bool:
-    """Whether rows stay as they are where this vector is zero."""
-    [stage] = [each for each in STAGES if name in each.operands]
-    rows = np.ones((1, 1))
-    return bool((stage.means(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
-
-
-ADDED = tuple(name for name in VECTORS if is_added(name))
-
-
 def stages_of(epilogue: object) -> Iterator[type[Stage]]:
     """The stages that what has their operands as fields asks for, in their order."""
     yield from (stage for stage in STAGES if stage.asked(epilogue))
@@ -162,6 +152,15 @@ def reference(y: Reals, epilogue: object) -> Reals:
     """What stages make of the rows y (T, p), one after another, in float64."""
     for stage in stages_of(epilogue): y = stage.means(y, epilogue)
     return y
+
+
+def is_added(name: str) -> bool:
+    """Whether rows stay as they are where this vector is zero."""
+    rows = np.ones((1, 1))
+    return bool((reference(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
+
+
+ADDED = tuple(name for name in VECTORS if is_added(name))
 
 
 def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Reals:
