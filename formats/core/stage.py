@@ -15,7 +15,7 @@ PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's ar
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
 HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
-LEAST = 2.0 ** -149                                          # the least of all, which is not
+SUBNORMAL = 2.0 ** -149                                          # the least of all, which is not
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -106,7 +106,7 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
         centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
         # Numbers that are less than any normal one are a whole number of the least: a difference may be off by that.
-        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + LEAST
+        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + SUBNORMAL
         first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
         return first / deviation * second + gamma(columns + 8) * size

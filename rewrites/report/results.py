@@ -217,7 +217,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
 
 
 def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
-    """Of each kernel of the imported program and of these, how near it came to its bound, and how loose that is."""
+    """The bound of each kernel of the imported program and of these: how near one came to it, and how loose it is."""
     merged: dict[str, KernelVerified] = {}
     for point in points:
         exact = point.checks.get("exact") or {}

@@ -106,7 +106,7 @@ class embed(Arguments):
 
     def limits(a) -> dict[str, int]:
         """Fields of the batch, each below the rows of its shortest table."""
-        return limits_of(a)
+        return field_limits(a)
 
     def reference(a) -> Doubles: return apply_stages(np.asarray(sum(chosen(a))), a)
 
@@ -118,7 +118,7 @@ class embed(Arguments):
         """Every row of each table; and tables whose rows are of every kind, each beside zeros."""
         batch, fields = a.batch.whole, a.fields.split(",")
         (_, width), *_ = sizes(a.tables, a.turned)
-        for ids in every_id(limits_of(a), width, batch): yield {"batch": ids}
+        for ids in every_id(field_limits(a), width, batch): yield {"batch": ids}
         rows = telling_rows((width,), rng)
         some, none = FORMATS["dense"].pack(rows), FORMATS["dense"].pack(0 * rows)
         ids = some_ids(np.arange(len(rows)), dict.fromkeys(fields, len(rows)), batch)
@@ -135,7 +135,7 @@ class embed(Arguments):
         return first + [(name, {"T": rows, "p": out.cols}) for name in stage_prices(a)]
 
 
-def limits_of(a: Arguments) -> dict[str, int]:
+def field_limits(a: Arguments) -> dict[str, int]:
     """The rows of the shortest table that each field of the batch chooses from."""
     limits: dict[str, int] = {}
     for name, (rows, _) in zip(a.fields.split(","), sizes(a.tables, a.turned), strict=True):
