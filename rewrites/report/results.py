@@ -208,10 +208,10 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         "laws of the exact program, by leaving one out: savings overlap\n"
         + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
-        f"float64 oracle on {checked['rows']} held-out rows" + "".join(
+        f"float64 oracle on {checked['rows']} held-out rows" + tell_loosest(checked["kernels"]) + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
-        + tell_kernels(checked["kernels"]) + tell_routing(front[found["chosen"]].get("routing")),
+        + tell_routing(front[found["chosen"]].get("routing")),
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
 
@@ -229,10 +229,11 @@ def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
     return merged
 
 
-def tell_kernels(found: dict[str, KernelVerified]) -> str:
-    """How loose the bounds are that steps are held to, as a line."""
-    told = [f"{kernel} {each['allowed']:.1g}" for kernel, each in found.items() if each["nearest"]]
-    return "\nbounds    of steps, on any rows, as shares of what they give: " + ", ".join(told) if told else ""
+def tell_loosest(found: dict[str, KernelVerified]) -> str:
+    """The loosest bound that steps are held to, as the end of a line."""
+    if not found: return ""
+    kernel = max(found, key=lambda each: found[each]["allowed"])
+    return f"; each step within its bound, at most {found[kernel]['allowed']:.1g} of what it gives ({kernel})"
 
 
 def tell_routing(found: dict[str, Any] | None) -> str:
