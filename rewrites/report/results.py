@@ -208,7 +208,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         "laws of the exact program, by leaving one out: savings overlap\n"
         + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
-        f"float64 oracle on {checked['rows']} held-out rows" + tell_loosest(checked["kernels"]) + "".join(
+        f"float64 oracle on {checked['rows']} held-out rows" + tell_loosest(checked.get("kernels", {})) + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
         + tell_routing(front[found["chosen"]].get("routing")),
