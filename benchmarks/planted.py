@@ -1,16 +1,18 @@
-"""Kernels that are wrong beyond a threshold alone: which does `verify` of a saved program find, which `optimize`?
+"""Kernels that are wrong for some data or lengths alone: which does `verify` of a saved program find, which `optimize`?
 
-    python benchmarks/planted.py [--count 60] [--family bert|gpt2|llama|mistral] [--positions 300] [--model DIR]
-                                 [--number-type int8] [--seed 0] [--csv OUT]
+    python benchmarks/planted.py [--of lengths|data] [--count 60] [--family bert|gpt2|llama|mistral|mixtral]
+                                 [--positions 300] [--model DIR] [--number-type int8] [--seed 0] [--csv OUT]
 
-Faults are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is lost, a
-wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling, embeddings. Of a
-family that decodes every third is one of its sessions (tests/wrong_sessions.py): lost pages and rows, page boundaries,
-masks of several rows, shared writes, rewinds, double rounding, windows, two threads. Each appears only in sequences
-longer, or rows further, than a threshold drawn within the lengths that the certificates list. The model is a random one
-of a family, of so many positions, or one of your own; its front is made once without faults, and its programs are
+Faults of lengths are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is
+lost, a wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling,
+embeddings. Of a family that decodes every third is one of its sessions (tests/wrong_sessions.py): lost pages and rows,
+page boundaries, masks of several rows, shared writes, rewinds, double rounding, windows, two threads. Each appears only
+in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list. Faults of
+data (tests/wrong_for_data.py) are made from what kernels declare: rows that are zero, equal, tiny, huge, of a drawn
+size, an id of a table, ties, an expert without rows, of one or of all, an eps that is forgotten. The model is a random
+one of a family, of so many positions, or one of your own; its front is made once without faults, and its programs are
 verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with every tenth fault all
-of `optimize` runs. `sentences` says how many the checks on short sentences find alone."""
+of `optimize` runs. `sentences` says how many the checks on the sentences of certificates find alone."""
 import json
 import tempfile
 from collections import Counter
@@ -32,7 +34,9 @@ FAMILIES = {                                                # of one layer
     "llama": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
                   num_hidden_layers=1),
     "mistral": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
-                    num_hidden_layers=1, sliding_window=21)}
+                    num_hidden_layers=1, sliding_window=21),
+    "mixtral": dict(vocab_size=41, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+                    num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)}
 COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 
 
@@ -46,6 +50,7 @@ class Found(NamedTuple):
 
 def main() -> int:
     parser = Parser(__doc__)
+    parser.add_argument("--of", choices=("lengths", "data"), default="lengths")
     parser.add_argument("--count", type=count, default=60)
     parser.add_argument("--positions", type=count, default=300)
     parser.add_argument("--model", type=folder, help="a checkpoint")
@@ -56,9 +61,10 @@ def main() -> int:
     takes(30 + 5 * given.count)
     with tempfile.TemporaryDirectory() as place:
         model = given.model or written(Path(place, "model"), given.family, given.positions)
-        found = judged(Path(place), model, given.number_type, given.count, given.seed)
-    rows = table(found)
-    for row in rows: print(" ".join(f"{cell!s:>9}" for cell in row))
+        found = judged(Path(place), model, given.number_type, drawing(given.of, given.count, given.seed))
+    rows, width = table(found), max(len(each.kind) for each in found)
+    print(f"seed {given.seed}")
+    for kind, *row in rows: print(f"{kind:>{max(9, width)}}", *(f"{cell!s:>9}" for cell in row))
     tabled(given.csv, rows)
     _, faults, _, verified, optimized = rows[-1]
     concluded(given, [Figure(f"of {faults} faults those that verify does not find", faults - verified, most=0),
@@ -77,7 +83,7 @@ def table(found: list[Found]) -> list[tuple]:
 
 def written(place: Path, family: str, positions: int) -> Path:
     """A checkpoint of random numbers."""
-    from checkpoints import safetensors, write, write_tokenizer
+    from checkpoints import fused, safetensors, write, write_tokenizer
     from random_models import random_weights
 
     from opmatrix.models import build
@@ -87,32 +93,40 @@ def written(place: Path, family: str, positions: int) -> Path:
     build(config, numbers := random_weights(config, np.random.default_rng(0)))
     place.mkdir()
     place.joinpath("config.json").write_text(json.dumps(config))
-    safetensors(place / "model.safetensors", {name: data.array for name, data in numbers.made.items()})
+    safetensors(place / "model.safetensors", fused({name: data.array for name, data in numbers.made.items()}))
     write_tokenizer(place / "tokenizer.json")
     return place
 
 
-def judged(place: Path, model: Path, number_type: str, count: int, seed: int) -> list[Found]:
-    """What becomes of so many faults."""
+def drawing(of: str, count: int, seed: int):
+    """So many faults for programs whose sentences have at most so many tokens, and whether a program meets one."""
+    import wrong_for_data
     import wrong_kernels
+    rng = np.random.default_rng(seed)
+    if of == "data": return lambda programs, _: wrong_for_data.drawn(rng, count, programs), wrong_for_data.meets
+    return lambda programs, longest: with_sessions(
+        wrong_kernels.drawn(rng, count, longest, kernels_of(programs)), programs[0], longest, seed), has
 
+
+def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Found]:
+    """What becomes of the faults."""
     from opmatrix.program import Program
-    searched, points = verified(model, number_type)
-    kernels, longest = kernels_of([point.program for point in points]), max(map(max, points[0].lengths))
+    (draw, meets), (searched, points) = drawn_faults, verified(model, number_type)
+    longest = max(map(max, points[0].lengths))
     places = [place / f"{at}" for at in range(len(points))]
     for each, point in zip(places, points, strict=True): point.program.save(each)
-    found, faults = [], wrong_kernels.drawn(np.random.default_rng(seed), count, longest, kernels)
-    say(f"seed {seed}, texts of up to {longest} tokens")
-    for at, fault in enumerate(with_sessions(faults, points[0].program, longest, seed)):
+    found = []
+    say(f"texts of up to {longest} tokens")
+    for at, fault in enumerate(draw([point.program for point in points], longest)):
         with fault.planted():
             programs = [Program.load(each) for each in places]
-            names = [checked(program) for program in programs if has(program, fault)]
+            names = [checked(program) for program in programs if meets(program, fault)]
             short = all("steps within bounds" in each for each in names)
             ended = refused(lambda: verified_anew(searched, points)) and (
                 at % WHOLE or refused(lambda: verified(model, number_type)))
             found.append(Found(fault.kind, short, all(map(bool, names)), bool(ended)))
         if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
-        elif len(found) % 10 == 0: say(f"{len(found)} of {count}")
+        elif len(found) % 10 == 0: say(f"{len(found)} faults")
     return found
 
 
@@ -150,10 +164,11 @@ def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
     from rewrites.report.checked import check_decoders, check_lengths
     from rewrites.verify import verify_steps
+    told = set()
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
     programs = {name: program.over(program.steps) for name, program in searched.programs.items()}
     few = searched.workload.few
-    for point in points: verify_steps(point.program, [few])
+    for program in (programs["imported"], *(point.program for point in points)): verify_steps(program, [few], told)
     check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
     check_decoders(points, few)
 

@@ -99,3 +99,14 @@ def write_tokenizer(path):
     tokenizer.enable_truncation(max_length=8)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(path))
+
+
+def fused(found):
+    """Numbers of experts in three axes, gates above ups, as files have them."""
+    made = {}
+    for name, array in found.items():
+        if name.endswith("experts.gate_proj"):
+            made[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(
+                [array, found[name.replace("gate_proj", "up_proj")]], 1)
+        elif not name.endswith("experts.up_proj"): made[name] = array
+    return made

@@ -10,13 +10,13 @@ from .arrays import by_rows, separate
 from .choices import OneOf
 from .stage import CHOICES, DEFAULTS, ROW_FIELDS, VECTORS, bound, reference, stages_of
 from .stage import EPS as EPS
+from .stage import HUGE as HUGE
 from .stage import NORMS as NORMS
 from .stage import ROUGH_ERROR as ROUGH_ERROR
 from .stage import TINY as TINY
 from .stage import UNIT as UNIT
 from .stage import gamma as gamma
 
-HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
 Operands: Any = make_dataclass("Operands", [(name, Any, field(default=value)) for name, value in DEFAULTS.items()],
                                frozen=True, eq=False, kw_only=True)
 

@@ -1,6 +1,7 @@
 """Stages of epilogues, a record each: what a product may do to its rows before it lets them go. What kernels mean, how
 far they may round, what they are priced as, and which laws they follow are folds over STAGES."""
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,8 @@ GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's a
 PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
+HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
+SUBNORMAL = 2.0 ** -149                                          # the least of all, which is not
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -102,7 +105,8 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
         columns, size = y.shape[1], abs(value)
         centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
-        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True))
+        # Numbers that are less than any normal one are a whole number of the least: a difference may be off by that.
+        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + SUBNORMAL
         first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
         return first / deviation * second + gamma(columns + 8) * size
@@ -150,6 +154,15 @@ def reference(y: Reals, epilogue: object) -> Reals:
     return y
 
 
+def is_added(name: str) -> bool:
+    """Whether rows stay as they are where this vector is zero."""
+    rows = np.ones((1, 1))
+    return bool((reference(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
+
+
+ADDED = tuple(name for name in VECTORS if is_added(name))
+
+
 def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Reals:
     """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
     product that rounds x, whose activation need be no more exact.
@@ -159,5 +172,12 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
-        y, error = value, stage.bound(y, error, value, epilogue, rough)
+        with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
+        y, error = value, spread_beyond(value, spread)
     return error
+
+
+def spread_beyond(y: Reals, error: Reals) -> Reals:
+    """Errors, infinite where a number may be none that float32 has: what becomes of it there, nobody says."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(np.isnan(error) | (np.isfinite(y) & (abs(y) + error > HUGE)), np.inf, error)

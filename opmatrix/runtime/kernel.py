@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from formats import kernels
 from formats.core.choices import LARGEST_FLOAT32, OneOf, Range
 from formats.core.epilogue import Epilogue
-from formats.core.stage import PER_COLUMN, Stage, collect_operands
+from formats.core.stage import ADDED, PER_COLUMN, Stage, collect_operands
 from formats.format import Format
 from formats.machine.prices import Price, untimed
 from formats.stacked import Stacked
@@ -25,8 +25,9 @@ from opmatrix.runtime.arguments import BESIDE as BESIDE
 from opmatrix.runtime.arguments import Arguments as Arguments
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Cost
-from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value, Vector
+from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
 from opmatrix.runtime.seen import patterns_seen
+from opmatrix.telling import telling_fills, telling_values
 
 REQUIRED = Parameter.empty
 SPACED = Rows, Heads                                        # values whose rows are of a space that they name
@@ -35,6 +36,7 @@ DIGITS = "0123456789"                                       # of operands by num
 PARTS = "run", "shape", "reference", "bound"                # what every kernel says, and one that is no view its cost
 RowNumbers = NDArray[np.int64]
 Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they are of
+Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
@@ -62,7 +64,9 @@ class Declared:
 
     What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `restrict`, its
     arguments for some rows of the result alone, None where there are none such; `telling` operands beside those of a
-    run, by which every number that it reads shows. Raises TypeError for a part that is missing."""
+    run, by which every number that it reads shows, and what depends on data: first those for the batch at hand, then
+    those that bring a batch of their own. A kernel that declares none is told by the sorts of its operands
+    (`tell_by_sort`). Raises TypeError for a part that is missing."""
 
     def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
                  prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
@@ -84,8 +88,8 @@ class Declared:
         self.sees: Callable[[Arguments], tuple[Pattern, ...]] = reading("sees", patterns_seen)
         self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
-        self.telling: Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]] = \
-            reading("telling", lambda *_: iter(()))
+        self.telling: Telling = reading("telling", self.tell_by_sort)
+        self.declares_telling = "telling" in vars(cls)
         self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
@@ -112,6 +116,21 @@ class Declared:
     def by_rows(self) -> bool:
         """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
         return not (self.row_mixing or self.changes_space or self.batched or self.view)
+
+    def tell_by_sort(self, a: Arguments, rng: np.random.Generator) -> Iterator[dict[str, object]]:
+        """Telling operands of any kernel: values of every kind, with vectors as they are; and with those zero that are
+        added, as these hide what is small."""
+        shapes = {name: each.shape for name, each in vars(a).items()
+                  if is_value(self.operands.get(name)) and isinstance(each, np.ndarray)}
+        if not shapes: return
+        if not self.by_rows:
+            yield from telling_fills(shapes, rng)
+            return
+        rows: dict[str, object] = {**telling_values({name: shape[1:] for name, shape in shapes.items()}, rng)}
+        yield rows
+        added = {name: getattr(a, name) for name in ADDED if name in self.operands}
+        if zero := {name: np.zeros_like(vector) for name, vector in added.items() if vector is not None}:
+            yield rows | zero
 
     def wanted(self, name: str) -> object:
         """The type of an operand, of one among many tables too; None for what is none."""
@@ -203,6 +222,12 @@ def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> d
                                        annotation=Vector if kind == PER_COLUMN else Rows)
         else: attributes[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=kind.default, annotation=kind)
     return operands | attributes
+
+
+def is_value(parameter: Parameter | None) -> bool:
+    """Whether an operand is a value of float32: rows, heads, or scores."""
+    if parameter is None: return False
+    return not {Rows, Heads, Scores}.isdisjoint({parameter.annotation, *get_args(parameter.annotation)})
 
 
 def plain(annotation: object) -> object:

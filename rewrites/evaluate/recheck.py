@@ -1,7 +1,7 @@
 """What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken
 from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
 printed as a claim."""
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -117,17 +117,18 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
         return
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
                  bool(batches))
-    lengths, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"])
-    again: dict[str, Callable[[], Check]] = {"steps within bounds": lambda: steps(program, batches)}
+    lengths, listed, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"]), set[Hashable]()
+    again: dict[str, Callable[[], Check]] = {
+        "steps within bounds": lambda: steps("steps within bounds", program, batches, told)}
     if lengths and batches: again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
     if batches and decoder_of(program): again["sessions"] = lambda: sessions(program, batches[0], lengths)
     again["own rounding"] = lambda: rounding(program, batches, kept["own"], stated)
     again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
     for what, check in again.items():
         if what not in done: yield attempted(what, check)
-    yield from of_model(program, model, batches, stated, exact, kept["verified"], made)
-    if told and "errors at other lengths" not in done:
-        yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
+    yield from of_model(program, model, batches, stated, exact, kept["verified"], told, made)
+    if listed and "errors at other lengths" not in done:
+        yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, listed))
     yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
     yield from claims(kept)
 
@@ -180,12 +181,12 @@ def statements(verified: Mapping[str, object], stated: object, exact: bool) -> I
                      is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
 
 
-def steps(program: Program, batches: Sequence[Batch]) -> Check:
-    """Every kernel against its float64 meaning on the same operands."""
-    found = verify_steps(program, batches)
-    return judged("steps within bounds", f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound",
-                  "1",
-                  found["nearest"] <= 1)
+def steps(what: str, program: Program, batches: Sequence[Batch], told: set[Hashable]) -> Check:
+    """Every kernel against its float64 meaning on the same operands, and on telling ones."""
+    found = verify_steps(program, batches, told)
+    bounds = ", ".join(f"{name} {each['allowed']:.1g}" for name, each in found["kernels"].items() if each["nearest"])
+    return judged(what, f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound",
+                  f"1; bounds of what they give: {bounds}", found["nearest"] <= 1)
 
 
 def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
@@ -218,9 +219,9 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
 # ---- what needs the model
 
 def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
-             verified: Mapping[str, object], made: Made | None = None) -> Iterator[Check]:
-    """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the
-    laws."""
+             verified: Mapping[str, object], told: set[Hashable], made: Made | None = None) -> Iterator[Check]:
+    """The steps of the imported program; the error against the oracle on the certificate's rows and on rows that it did
+    not choose; the graphs of the laws. `told`: the kinds of steps that were looked at on telling operands."""
     single = search_for(verified, "sentence")
     if model is None:
         if single is not None:
@@ -228,7 +229,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         yield Check("error against the model", f"stated {stated}", NEEDS_MODEL, CLAIMED)
         yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
-    imported, near = ([], None) if made is None else ([made.imported], made.wanted)
+    near = None if made is None else made.wanted
+    imported = import_program(model) if made is None else made.imported
 
     def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
         own = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
@@ -238,8 +240,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
             if not judge:
                 return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
             return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
-        if not imported: imported.append(import_program(model))
-        first = run_beside(imported[0], model, chosen, own.wanted, exact=True)
+        first = run_beside(imported, model, chosen, own.wanted, exact=True)
         base = Errors.of(first.found, first.wanted).relative
         most = allowed_rounding(found, base, model, chosen)
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
@@ -250,6 +251,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
                     for batch, given, wanted in zip(batches, own.found, own.alone, strict=True))
         return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
                       is_magnitude(single) and found <= single)
+    if made is None:                                        # else its steps were looked at with those of the front
+        yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)
     if made is not None: return                             # it has judged more rows than these

@@ -2,6 +2,7 @@
 model may be: rounding happens in other places and in another order, not more of it."""
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -37,11 +38,11 @@ def check_ranks(programs: RankPrograms, model: Operator, machine: TimeModel, fee
     terms, and each of its kernels stays within its bound. Together: the whole output is as near to the model in
     float64 as a program of the whole model must be (`allowed_rounding`). Raises VerificationError."""
     batch = Batch([*feed.ids("tokens")], [*feed.ids("kinds")])
-    near = [0.0]
+    near, told = [0.0], set[Hashable]()
 
     def look(item: StretchProgram, batch: Batch) -> None:
         verify_outputs(item.program, item.model.outputs, [batch], unrounded(item.structure, item.emitter))
-        near.append(verify_steps(item.program, [batch])["nearest"])
+        near.append(verify_steps(item.program, [batch], told)["nearest"])
     ran = run_programs(programs, feed, look)
     whole = search(model, (), machine, batch.extents(*collect_needs(model)), fusion=False, methods=plainly)
     wanted = dense(model, batch)

@@ -33,6 +33,7 @@ from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
     Unrounded,
+    Weighed,
     allowed_rounding,
     oracle,
     reading,
@@ -140,12 +141,13 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
     serves all, then of each other one its structure, equal ones once, and its steps; and of all of them what it finds
     at other lengths. Raises VerificationError."""
     exact, structure, opened = searched.exact, searched.optimum, searched.opened
-    constants = unrounded(structure, searched.emitter)
+    constants, told = unrounded(structure, searched.emitter), set[Hashable]()
     calls: dict[str, Callable[[], Any]] = {"exact": partial(
-        verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near])}
+        verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near], told),
+        "import": partial(verify_steps, searched.programs["imported"], few, told)}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
-    looked = set[Hashable]()                                # products whose weights several programs hold
+    products = Weighed()                                    # those whose weights several programs hold
     whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
     for at, point in enumerate(points):
         if not point.methods: continue
@@ -162,9 +164,9 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         if whose[at] == name:
             calls[name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted],
                                   meant)
-        calls[f"steps {at}"] = partial(verify_steps, point.program, few, looked)
+        calls[f"steps {at}"] = partial(verify_steps, point.program, few, told, products)
     results = dict(zip(calls, in_threads(calls.values()), strict=True))
-    shared = laws_verified | {name: results[name] for name in ("exact", "outputs") if name in results}
+    shared = laws_verified | {name: results[name] for name in ("exact", "import", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}
 
     def checks(at: int) -> dict[str, object]:

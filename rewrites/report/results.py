@@ -28,6 +28,7 @@ from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
+from rewrites.verify.programs import KernelVerified
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 
@@ -140,7 +141,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "steps": [step._asdict() for step in result.steps],
         "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
         "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
-        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows},
+        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows,
+                     "kernels": bounds_of_kernels(result.points)},
         "dropped": [figures(point) for point in result.dropped],
     }
 
@@ -213,12 +215,32 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         "laws of the exact program, by leaving one out: savings overlap\n"
         + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
-        f"float64 oracle on {checked['rows']} held-out rows" + "".join(
+        f"float64 oracle on {checked['rows']} held-out rows" + tell_loosest(checked.get("kernels", {})) + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
         + tell_routing(front[found["chosen"]].get("routing")),
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
                                      f"explain {target}"])])
+
+
+def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
+    """The bound of each kernel of the imported program and of these: how near one came to it, and how loose it is."""
+    merged: dict[str, KernelVerified] = {}
+    for point in points:
+        exact = point.checks.get("exact") or {}
+        for found in (exact.get("steps"), point.checks.get("import"), point.checks.get("steps")):
+            for kernel, each in (found or {}).get("kernels", {}).items():
+                known = merged.get(kernel, each)
+                merged[kernel] = KernelVerified(nearest=max(known["nearest"], each["nearest"]),
+                                                allowed=max(known["allowed"], each["allowed"]))
+    return merged
+
+
+def tell_loosest(found: dict[str, KernelVerified]) -> str:
+    """The loosest bound that steps are held to, as the end of a line."""
+    if not found: return ""
+    kernel = max(found, key=lambda each: found[each]["allowed"])
+    return f"; each step within its bound, at most {found[kernel]['allowed']:.1g} of what it gives ({kernel})"
 
 
 def tell_routing(found: dict[str, Any] | None) -> str:

@@ -6,15 +6,13 @@ Batches are made of the tokens of the sentences that a certificate holds, so tha
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, cycle, pairwise
+from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.format import Format
 from formats.machine.threads import limit, numbers_of_threads, on_threads, threads
-from formats.stacked import Stacked
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
@@ -22,9 +20,8 @@ from opmatrix.program import Program, Step
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
-from opmatrix.runtime.segments import unwritten
 from rewrites.verify.failure import VerificationError, name
-from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding
+from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, launched, step_kind
 from rewrites.verify.routed import run_beside
 
 MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
@@ -152,9 +149,11 @@ class Steps:
         meant = Meant.of(call, arguments, batch, None if whole and reads_all(call, batch) else some)
         shares = [meant.compared(shown, found, batch.rows)]
         compare_threads(shown, call, arguments, found, batch.rows)
-        for more in call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(0)):
-            out = launched(call, told := arguments | more, found.shape)
-            shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
+        if call.kernel.row_mixing and call.kernel.declares_telling:
+            operands = call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(0))
+            for more in takewhile(lambda each: "batch" not in each, operands):
+                out = launched(call, told := arguments | more, found.shape)
+                shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
         if call.kernel.by_rows and call.by_tokens:
             together = {sum(each) for each in self.lengths if each[1:] and each != (1, batch.rows)}
             for count in together | {n for n, *more in self.lengths if not more and self.counts(call, n)}:
@@ -193,13 +192,6 @@ def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch
         yield last.compared(shown, launched(call, own, call.shape.at(part.extents())), count)
 
 
-def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What a kernel gives for these arguments."""
-    out = unwritten(shape, np.float32)
-    call.kernel.function(out, **arguments)
-    return out
-
-
 def calls(program: Program) -> list[Call]:
     """The calls of a program's steps, without what enters."""
     return program.schedule.calls[program.schedule.first:]
@@ -207,15 +199,7 @@ def calls(program: Program) -> list[Call]:
 
 def kind_of(call: Call, batch: Batch) -> Hashable:
     """What a step is there, whatever its numbers are."""
-    operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
-    return batch.starts.tobytes(), call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
-
-
-def described(value: object) -> Hashable:
-    """An operand or an attribute: of a constant its form."""
-    if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
-    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
-    return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
+    return batch.starts.tobytes(), step_kind(call)
 
 
 def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, float]:

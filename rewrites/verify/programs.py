@@ -1,5 +1,6 @@
 """Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
+from formats.core.stage import spread_beyond
 from formats.format import Format
 from formats.machine.threads import limit, numbers_of_threads, on_threads
 from formats.stacked import Stacked
@@ -20,6 +22,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
 from opmatrix.program import Program, Step
 from opmatrix.runtime.meanings import bound, widen_arguments
+from opmatrix.runtime.operands import number_of
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
@@ -34,11 +37,24 @@ from rewrites.verify.routed import Reference, describe_routing, explain_flips, r
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 SMALLEST = 2.0 ** -149                                       # of float32 but 0: nothing smaller is told apart
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
+TOLD_WORK = 4e9                                             # multiplications of a step on telling operands, at most
+TOLD_SEED = 0
+Outputs = Sequence[NDArray[np.floating]]
+
+
+class KernelVerified(TypedDict):
+    """How much of its bound a kernel takes at most, and how large that is beside what it gives, at most, both in the
+    Frobenius norm."""
+    nearest: float
+    allowed: float
+
+
 class StepsVerified(TypedDict):
+    """How many steps there are, which comes nearest to its bound, on any operands, and how near; and each kernel."""
     count: int
     nearest: float
     step: str
-Outputs = Sequence[NDArray[np.floating]]
+    kernels: dict[str, KernelVerified]
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,8 @@ def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashabl
 
 
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
-                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None) -> dict[str, object]:
+                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None,
+                 told: set[Hashable] | None = None) -> dict[str, object]:
     """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
@@ -114,7 +131,7 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
     return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
-            "steps": verify_steps(program, batches), **describe_routing(own.flips, mine.relative)}
+            "steps": verify_steps(program, batches, told), **describe_routing(own.flips, mine.relative)}
 
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
@@ -180,27 +197,99 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
             **describe_routing(own.flips, along.relative)}
 
 
-def verify_steps(program: Program, batches: Sequence[Batch], seen: set[Hashable] | None = None) -> StepsVerified:
-    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches
-    the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other
-    numbers of rows. Products whose weights are among those `seen`, of other programs, are passed by; further ones are
-    added. Raises VerificationError for the first step that is not; returns which came nearest to its bound, and how
-    near."""
-    nearest, at = 0.0, ""
+Weighed = dict[Hashable, KernelVerified]                    # steps with weights, on the rows of a batch
+
+
+def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None,
+                 products: Weighed | None = None) -> StepsVerified:
+    """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound; and the run,
+    which launches the same kernels from a recording, to the bit, at each number of threads: of groups of rows, as some
+    kernels sum in another order for other numbers of rows. Several programs may share what need not be looked at again:
+    `told`, the kinds of steps that met telling operands; `products`, steps with weights that they all hold. Raises
+    VerificationError for the first step that is not within its bound."""
+    nearest, at, kernels = 0.0, "", dict[str, KernelVerified]()
+    told = set() if told is None else told
     for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
             if step.output == program.output: last = found
-            if seen is not None and (same := weighed(step, program, batch)):
-                if same in seen: continue
-                seen.add(same)
-            share = Meant.of(call, arguments, batch, None).compared(step.show(program.constants), found, batch.rows)
-            nearest, at = max((nearest, at), (share, step.output))
+            same = None if products is None else weighed(step, program, batch)
+            looked = None if products is None or same is None else products.get(same)
+            if looked is None: looked = look_at_step(step.show(program.constants), call, arguments, found, batch, told)
+            if products is not None and same is not None: products[same] = looked
+            nearest, at = max((nearest, at), (looked["nearest"], step.output))
+            known = kernels.get(step.kernel, looked)
+            kernels[step.kernel] = KernelVerified(nearest=max(known["nearest"], looked["nearest"]),
+                                                  allowed=max(known["allowed"], looked["allowed"]))
         with limit(1): whole = program.run(batch)
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
-        for count in numbers_of_threads()[1:]:
-            compare_bits(program, batch, count)
-    return {"count": len(program.steps), "nearest": nearest, "step": at}
+        for count in numbers_of_threads()[1:]: compare_bits(program, batch, count)
+    return {"count": len(program.steps), "nearest": nearest, "step": at, "kernels": kernels}
+
+
+def look_at_step(shown: str, call: Call, arguments: Mapping[str, object], given: NDArray[np.floating], batch: Batch,
+                 told: set[Hashable]) -> KernelVerified:
+    """How much of its bound a step takes, and how loose that is: on the operands of a run, and, once a kind, on telling
+    ones. Raises VerificationError where it is not within its bound."""
+    meant = Meant.of(call, arguments, batch, None)
+    share = meant.compared(shown, given, batch.rows)
+    if (kind := step_kind(call)) not in told and number_of(call.shape) is np.float32 and not call.kernel.view:
+        told.add(kind)
+        share = max(share, tell_step(shown, call, arguments, given.shape, batch))
+    return KernelVerified(nearest=share, allowed=meant.looseness)
+
+
+def step_kind(call: Call) -> Hashable:
+    """A step's kernel, attributes and the forms of its operands, whatever their numbers are."""
+    operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
+    return call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
+
+
+def described(value: object) -> Hashable:
+    """An operand or an attribute: of a constant its form."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
+    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
+    return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
+
+
+def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The result of a kernel for these arguments; an entry that it does not write is no number."""
+    out = np.full(shape, np.nan, np.float32)
+    call.kernel.function(out, **arguments)
+    return out
+
+
+def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tuple[int, ...], batch: Batch) -> float:
+    """A step on the telling operands of its kernel, and on each row of the first of them alone where rows stand for
+    themselves. Returns how much of its bound it takes at most. Raises VerificationError where that is more than all of
+    it."""
+    share, operands = 0.0, call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(TOLD_SEED))
+    for at, more in enumerate(operands):
+        if call.kernel.by_rows: more = thin_rows(call, more)
+        told, where = {**arguments, **more}, more.get("batch", batch)
+        assert isinstance(where, Fields)
+        with np.errstate(all="ignore"):
+            meant = Meant.of(call, told, where, None)
+            share = max(share, meant.compared(shown, launched(call, told, meant.numbers.shape), where.rows))
+            if call.kernel.by_rows and at == 0: share = max(share, tell_rows(shown, call, told, meant))
+    return share
+
+
+def thin_rows(call: Call, operands: Mapping[str, object]) -> Mapping[str, object]:
+    """Operands of as many rows, evenly chosen, as are soon multiplied by a step's weight."""
+    work = math.prod(getattr(getattr(call.bound, "weight", None), "shape", ()))
+    rows = {name: each for name, each in operands.items() if name in call.values and isinstance(each, np.ndarray)}
+    every = max(1, math.ceil(work * max(map(len, rows.values()), default=0) / TOLD_WORK))
+    return {**operands, **{name: np.ascontiguousarray(each[::every]) for name, each in rows.items()}}
+
+
+def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant") -> float:
+    """A step of which each row stands for itself on each row alone, of all of which this is meant."""
+    def alone(row: int) -> float:
+        some = {name: np.asarray(told[name])[row:row + 1] for name in call.values}
+        wanted = Meant(meant.numbers[row:row + 1], meant.allowed[row:row + 1], None)
+        return wanted.compared(shown, launched(call, {**told, **some}, wanted.numbers.shape), 1)
+    return max((alone(row) for row in range(len(meant.numbers))), default=0.0)
 
 
 def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
@@ -246,20 +335,28 @@ class Meant(NamedTuple):
         if chosen: arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
         numbers = call.kernel.reference(exact)
-        allowed = np.broadcast_to(bound(call.kernel, arguments, exact) + SMALLEST, numbers.shape)
-        return cls(numbers, allowed, rows if chosen else None)
+        allowed = spread_beyond(numbers, bound(call.kernel, arguments, exact) + SMALLEST)
+        return cls(numbers, np.broadcast_to(allowed, numbers.shape), rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
-        """How much of its bound what was found takes, of a step on so many rows. Raises VerificationError."""
+        """How much of its bound what was found takes, of a step on so many rows; an infinite bound allows any number,
+        and none. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
         off = abs(settled(own, self.numbers)[0])
-        if not (right := (off == 0) | (off <= self.allowed)).all():
+        if not (right := (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)).all():
             worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
                                      off.shape)
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
             raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
                                     allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
-        return float((off[self.allowed > 0] / self.allowed[self.allowed > 0]).max(initial=0.0))
+        said = (self.allowed > 0) & np.isfinite(self.allowed)
+        return float((off[said] / self.allowed[said]).max(initial=0.0))
+
+    @property
+    def looseness(self) -> float:
+        """How large the bound is beside the numbers, both in the Frobenius norm, where both are finite."""
+        finite = np.isfinite(self.numbers) & np.isfinite(self.allowed)
+        return float(ratio(np.linalg.norm(self.allowed[finite]), np.linalg.norm(self.numbers[finite])))
 
     def repeated(self, rows: int, of: int) -> "Meant":
         """What a step on so many rows means that repeats the rows of this one, of so many."""

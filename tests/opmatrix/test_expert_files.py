@@ -5,6 +5,7 @@ from os import stat
 import checkpoints
 import numpy as np
 import pytest
+from checkpoints import fused
 
 from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
@@ -43,17 +44,6 @@ def apart(found, config):
     return made
 
 
-def fused(found, config):
-    """In three axes, gates above ups."""
-    made = {}
-    for name, array in found.items():
-        if name.endswith("experts.gate_proj"):
-            made[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(
-                [array, found[name.replace("gate_proj", "up_proj")]], 1)
-        elif not name.endswith("experts.up_proj"): made[name] = array
-    return made
-
-
 def write(directory, config, made, number="F32"):
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -66,7 +56,7 @@ def write(directory, config, made, number="F32"):
 def test_either_way_gives_the_same_model(tmp_path, config, number):
     """Leaves are equal, so terms are one node; the prefix of a head's file may stand before all names."""
     found = arrays(config)
-    ways = [apart(found, config), fused(found, config), {f"model.{n}": a for n, a in fused(found, config).items()}]
+    ways = [apart(found, config), fused(found), {f"model.{n}": a for n, a in fused(found).items()}]
     read = [Checkpoint.open(write(tmp_path / str(i), config, way, number)) for i, way in enumerate(ways)]
     models = [each.operator() for each in read]
     assert models[0] is models[1] is models[2]
@@ -101,6 +91,7 @@ def test_experts_are_held_once(tmp_path):
     assert stat(tmp_path / "model.safetensors").st_size > held.array.nbytes
 
 
+def stacked(found, config): return fused(found)
 def without(name): return lambda made: {n: a for n, a in made.items() if n != name}
 def with_(name, array): return lambda made: made | {name: array}
 
@@ -117,9 +108,9 @@ FUSED = "layers.1.mlp.experts.gate_up_proj"
     (apart, with_(W3.replace(".2.", ".4."), np.ones((20, 24))), r"'layers.1.block_sparse_moe.experts.4.w3.weight', "
      "which .*config.json leaves out: check its number of layers and of experts$"),
     (apart, with_(W3, np.full((20, 24), np.nan)), f"tensor '{W3}' has nan at \\[0, 0\\]"),
-    (fused, with_(FUSED, np.ones((4, 20, 24))), f"tensor '{FUSED}' is 4 × 20 × 24, but .* leads to 4 × 40 × 24"),
-    (fused, with_(FUSED, np.full((4, 40, 24), np.inf)), r"gate_up_proj\[0, 0:20\]' has inf at \[0, 0\]"),
-    (fused, without(FUSED), "tensor 'layers.1.block_sparse_moe.experts.0.w1.weight' is missing from the weights"),
+    (stacked, with_(FUSED, np.ones((4, 20, 24))), f"tensor '{FUSED}' is 4 × 20 × 24, but .* leads to 4 × 40 × 24"),
+    (stacked, with_(FUSED, np.full((4, 40, 24), np.inf)), r"gate_up_proj\[0, 0:20\]' has inf at \[0, 0\]"),
+    (stacked, without(FUSED), "tensor 'layers.1.block_sparse_moe.experts.0.w1.weight' is missing from the weights"),
 ], ids=["missing", "turned", "router", "too many", "nan", "fused shape", "fused inf", "none"])
 def test_what_does_not_fit_is_named(tmp_path, way, change, words):
     directory = write(tmp_path, MIXTRAL, change(way(arrays(MIXTRAL), MIXTRAL)))

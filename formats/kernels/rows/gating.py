@@ -61,11 +61,10 @@ def keep_largest(out, row, n, most):
 
 @njit(**HELPER)
 def sum_to_one(out, n):
-    """Numbers over their sum."""
+    """Numbers over their sum, each divided: one over a sum that is less than any normal number is infinite."""
     numbers, total = floats(out, n), f4(0)
     for j in range(n): total += numbers[j]
-    factor = ONE / total
-    for j in range(n): numbers[j] *= factor
+    for j in range(n): numbers[j] = numbers[j] / total
 
 
 @Kernel

@@ -39,6 +39,7 @@ from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, ti
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
 from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
+from opmatrix.telling import short_sequences
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -53,6 +54,8 @@ BEYOND = 2 ** 40                                            # farther than any s
 REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
 SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
 FINITE = 1e15                                               # of factors: squares of it are float32
+TOLD_SIZES = 10.0 ** np.arange(-38, 31)                     # of rows of short sequences, on which it is told
+LARGE_SCORES = np.float32(1e3)                              # times as large as ordinary ones
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
 KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
@@ -184,9 +187,32 @@ class attention(Arguments):
         if a.bias is not None:
             drawn = SPREAD * rng.standard_normal(a.bias.shape, np.float32)
             yield {"q": np.zeros(a.q.shape, np.float32), "v": v, "bias": drawn}
-        if not 1 / FINITE < abs(a.scale) < FINITE: return
-        q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
-        yield {"q": q * np.float32(SPREAD / (d ** 0.5 * a.scale)), "k": k, "v": v}
+        plain = 1 / FINITE < abs(a.scale) < FINITE
+        factor = np.float32(SPREAD / (d ** 0.5 * a.scale)) if plain else np.float32(1)
+        if plain:
+            q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
+            yield {"q": q * factor, "k": k, "v": v}
+        yield from attend_short(a, rng, factor)
+
+
+def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -> Iterator[dict[str, object]]:
+    """Short sequences, in each of which queries, keys or values are of another size, all powers of ten in turn, where
+    each column of a product has a zero, so that no score is doubtful; with some rows zero; and with rows all equal."""
+    batch = short_sequences(len(TOLD_SIZES))
+    sizes = TOLD_SIZES[batch.sequence, None, None].astype(np.float32)
+
+    def drawn() -> dict[str, Any]:
+        found = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
+        return {"batch": batch, **found, "q": found["q"] * factor}
+    for name in "qkv":
+        told = drawn()
+        if name != "v": told["q"][:, :, 1:], told["k"][:, :, 0] = 0, 0
+        yield told | {name: told[name] * sizes}
+        yield told | {name: told[name] * (rng.integers(0, 2, (batch.rows, 1, 1)) > 0)}
+        yield told | {name: np.broadcast_to(told[name][:1], told[name].shape).copy()}
+        yield drawn() | {name: np.zeros_like(told[name])}
+    told = drawn()
+    yield told | {"q": told["q"] * np.minimum(sizes, LARGE_SCORES)}
 
 
 @timed_batches

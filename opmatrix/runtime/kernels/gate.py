@@ -18,6 +18,7 @@ from opmatrix.runtime.costs import Costs, row_width
 from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Heads, Rows
+from opmatrix.telling import telling_values, tied_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -97,6 +98,15 @@ class gate(Arguments):
         total, size = found.sum(-1, keepdims=True), abs(found).sum(-1, keepdims=True)
         moved = (error.sum(-1, keepdims=True) + gamma(cols + 2) * size) / abs(total)
         return np.asarray((error + abs(found) * moved) / abs(total) * (1 + 2 * moved) + 2 * UNIT * abs(found / total))
+
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
+        """Rows of every kind, and many that are often equal, to zero of either sign too: of equal ones the lower column
+        is kept."""
+        shapes = {name: each.shape[1:] for name in ("x", "by") if (each := getattr(a, name)) is not None}
+        yield {**telling_values(shapes, rng)}
+        tied = {name: tied_rows(shape, rng) for name, shape in shapes.items()}
+        yield {**tied}
+        if a.by is not None: yield tied | {"x": rng.standard_normal(tied["x"].shape, np.float32)}
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """By the numbers that are read, once for each that is kept."""

@@ -2,9 +2,12 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, n, p
+from formats.format import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h, up
 from formats.stacked import Stacked
 from opmatrix.extents import Extents
@@ -51,7 +54,8 @@ class headwise(Arguments):
 
     def bound(a) -> Doubles:
         if isinstance(a.weight, Stacked): return a.weight.bound(a.x, (a.exact.x, a.exact.weight))
-        return gamma(a.x.shape[2]) * multiply_heads(abs(a.exact.x), abs(a.exact.weight))
+        deep = a.x.shape[2]
+        return np.asarray(gamma(deep) * multiply_heads(abs(a.exact.x), abs(a.exact.weight)) + deep * SMALLEST)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """One kernel for an array; for a stack the format's own, once a head."""

@@ -10,8 +10,8 @@ from formats import FORMATS, Format
 from formats import kernels as compiled
 from formats.core.epilogue import Epilogue, gamma
 from formats.core.sizes import T, p
+from formats.core.stage import ADDED, gain_shift, norm
 from formats.core.stage import bound as bound_stages
-from formats.core.stage import gain_shift, norm
 from formats.core.stage import reference as apply_stages
 from formats.machine.host import uncached
 from formats.machine.prices import Price, Timed, Work
@@ -22,6 +22,7 @@ from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
 from opmatrix.runtime.fitting import ONE_PASS, after, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows, Tables
+from opmatrix.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -105,10 +106,7 @@ class embed(Arguments):
 
     def limits(a) -> dict[str, int]:
         """Fields of the batch, each below the rows of its shortest table."""
-        limits: dict[str, int] = {}
-        for name, (rows, _) in zip(a.fields.split(","), sizes(a.tables, a.turned), strict=True):
-            limits[name] = min(rows, limits.get(name, rows))
-        return limits
+        return field_limits(a)
 
     def reference(a) -> Doubles: return apply_stages(np.asarray(sum(chosen(a))), a)
 
@@ -116,12 +114,33 @@ class embed(Arguments):
         rows = chosen(a.exact)
         return bound_stages(np.asarray(sum(rows)), gamma(len(rows)) * np.sum(np.abs(rows), axis=0), a)
 
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
+        """Every row of each table; and tables whose rows are of every kind, each beside zeros."""
+        batch, fields = a.batch.whole, a.fields.split(",")
+        (_, width), *_ = sizes(a.tables, a.turned)
+        for ids in every_id(field_limits(a), width, batch): yield {"batch": ids}
+        rows = telling_rows((width,), rng)
+        some, none = FORMATS["dense"].pack(rows), FORMATS["dense"].pack(0 * rows)
+        ids = some_ids(np.arange(len(rows)), dict.fromkeys(fields, len(rows)), batch)
+        told: dict[str, object] = {"batch": ids, "turned": ""}
+        added = {name: np.zeros_like(getattr(a, name)) for name in ADDED if getattr(a, name, None) is not None}
+        for each in range(len(fields)):
+            yield told | added | {"tables": tuple(some if at == each else none for at in range(len(fields)))}
+
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """A gathering for each table, then the epilogue."""
         rows, tables = extents[out.space], a.tables or ()
         first = [cost for table, columns in zip(tables, lying(tables, a.turned) if tables else (), strict=True)
                  for cost in gather_cost(out.cols, rows, table.name if columns else "")]
         return first + [(name, {"T": rows, "p": out.cols}) for name in stage_prices(a)]
+
+
+def field_limits(a: Arguments) -> dict[str, int]:
+    """The rows of the shortest table that each field of the batch chooses from."""
+    limits: dict[str, int] = {}
+    for name, (rows, _) in zip(a.fields.split(","), sizes(a.tables, a.turned), strict=True):
+        limits[name] = min(rows, limits.get(name, rows))
+    return limits
 
 
 def add_rows(out: Any, batch: Batch, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:

@@ -22,6 +22,7 @@ from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels.gate import in_columns
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
+from opmatrix.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 Activated = Annotated[str, OneOf(("", *COMPILED))]
 Most = Annotated[int, Range(int, 1, 2 ** 20)]
 BYTE_STEP = 1 / 127                                              # of a row in bytes, of its largest number
+TOLD_ROWS, EXPERTS_TOLD = 5, 64                             # rows of a batch that tells; experts that have all or one
+EXPERTS_COUNTED = 20                                        # experts of no row, of one, of two and so on
+TOLD_SHARES = 1e-30, 1e-6, 1e6
 WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
 k, E = size("k"), size("E")                                 # experts that a row names, and that there are
 
@@ -173,12 +177,54 @@ class experts(Arguments):
         return own + [cost for stack in (a.up, a.beside, a.down) if stack is not None
                       for cost in times_experts(*described(stack), count, most, rows)]
 
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
+        """Rows of every kind among all experts; all rows with one expert, and all but one, for each, of very many for
+        some; experts of one row, of two, of three and so on; rows that name fewer than they may, or none."""
+        count, width = len(a.up), a.x.shape[1]
+        rest = {} if a.residual is None else {"residual": a.residual.shape[1:]}
+        rows = telling_values({"x": (width,), **rest}, rng, LARGEST_DECADE if a.beside is None else SQUARED_DECADE)
+        yield {**rows, "gate": in_gates(drawn_gates(len(rows["x"]), count, min(a.most, count), rng), a.gate)}
+        for gates in routed_gates(count, min(a.most, count), rng):
+            beside = {name: rng.standard_normal((len(gates), *shape), np.float32) for name, shape in rest.items()}
+            x = rng.standard_normal((len(gates), width), np.float32)
+            yield {**beside, "x": x, "gate": in_gates(gates, a.gate)}
+
     def scratch(a) -> BufferSize:
         """The rows of experts, between its stages."""
         (_, n, f), q = a.up.shape, a.down.shape[2]
         return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
 
     def borders(a) -> Collection[int]: return compiled.borders("experts")
+
+
+def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") -> Any:
+    """Rows that each name so many of the experts, drawn, with shares that sum to one."""
+    order = rng.permuted(np.tile(np.arange(count), (rows, 1)), axis=1)[:, :most]
+    gates = np.zeros((rows, count), np.float32)
+    np.put_along_axis(gates, order, rng.dirichlet(np.ones(most), rows).astype(np.float32), 1)
+    return gates
+
+
+def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator[Any]":
+    """Rows of gates that name experts as seldom and as often as can be: each a batch."""
+    few = np.eye(count, dtype=np.float32)
+    ends = {0, count - 1, *rng.permutation(count)[:EXPERTS_TOLD].tolist()}
+    for e in sorted(ends):
+        yield few[[e] * TOLD_ROWS]                              # all with one, none with any other
+        yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]    # one with one, all the others with the next
+    order = rng.permutation(count)[:EXPERTS_COUNTED]
+    counts = np.repeat(order, np.arange(len(order)))
+    yield few[rng.permutation(counts)] if len(counts) else few[:1]
+    yield few
+    yield 0 * few[:1]
+    mixed = drawn_gates(TOLD_ROWS * count, count, most, rng)
+    yield mixed * (rng.integers(0, 2, mixed.shape) > 0)
+    for share in TOLD_SHARES: yield np.float32(share) * drawn_gates(TOLD_ROWS, count, most, rng)
+
+
+def in_gates(gates: Any, like: Any) -> Any:
+    """Gates with the axes of these."""
+    return gates if like.ndim == 2 else gates[:, :, None]
 
 
 def described(stack: Any) -> tuple[str, dict[Any, float]]:

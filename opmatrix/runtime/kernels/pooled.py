@@ -18,6 +18,7 @@ from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows
+from opmatrix.telling import short_sequences, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -75,6 +76,15 @@ class pool(Arguments):
         doubt = 2 * len(a.x) * 2.0 ** -52
         return np.asarray(2 * UNIT * abs(lengthen(row, a.unit)) + doubt * (size if a.unit is None else 1.0)
                           + LEAST_SHARE)
+
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
+        """Short sequences, each of rows of one kind: as they are, from half of them to one and a half, and so that they
+        cancel but for a little."""
+        rows = telling_rows(a.x.shape[1:], rng)
+        batch = short_sequences(len(rows))
+        same, shares = rows[batch.sequence], rng.uniform(0.5, 1.5, (batch.rows, 1)).astype(np.float32)
+        signs = np.float32(1 - 2 * (batch.positions[:, None] % 2))
+        for x in (same, same * shares, same * signs): yield {"batch": batch, "x": x}
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """The rows that are read, and those that are written."""

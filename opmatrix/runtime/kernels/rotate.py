@@ -1,4 +1,5 @@
 """Pairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from opmatrix.runtime.costs import one_pass
 from opmatrix.runtime.fitting import ONE_PASS, same
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.operands import Array, Heads
+from opmatrix.telling import many_ids, some_ids, telling_fills, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -76,4 +78,17 @@ class rotate(Arguments):
                  at: RowNumbers) -> Restricted | None:
         """Some rows of a rotation of all tokens, not of one a sequence."""
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
+
+    def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
+        """Where all tokens are turned, every row of the tables (of very long ones the ends and drawn rows), and rows of
+        every kind at drawn positions; of the first or the last tokens, as of any rows that one batch has."""
+        row, limits, batch = a.x.shape[1:], {"positions": len(a.cos)}, a.batch.whole
+        if a.rows != "all":
+            for fill in telling_fills({"x": a.x.shape}, rng): yield {**fill}
+            return
+        at = many_ids(len(a.cos), math.prod(row), rng)
+        yield {"batch": some_ids(at, limits, batch), "x": rng.standard_normal((len(at), *row), np.float32)}
+        rows = telling_rows(row, rng)
+        yield {"batch": some_ids(rng.integers(0, len(a.cos), len(rows)), limits, batch), "x": rows}
+
     cost = one_pass("rotate")

@@ -7,6 +7,7 @@ import numpy as np
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T
+from formats.format import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
 from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE
@@ -85,10 +86,12 @@ class scores(Arguments):
         return np.asarray(products + near_rows(a.bias, a))
 
     def bound(a) -> Doubles:
-        """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
+        """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor; of what is less than any normal number, as
+        many times the least as there are operations."""
         size = abs(float(a.exact.scale)) * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch, a.bias)
         spread: Doubles = size + np.abs(near_rows(a.exact.bias, a))
-        return gamma(a.q.shape[2] + 2 + (a.bias is not None)) * spread
+        least = (a.q.shape[2] + 2) * SMALLEST * max(1.0, abs(float(a.exact.scale)))
+        return np.asarray(gamma(a.q.shape[2] + 2 + (a.bias is not None)) * spread + least)
 
     def borders(a) -> Collection[int]: return compiled.borders("scores")
     cost = by_scores("scores", "q", "k")
@@ -139,9 +142,9 @@ class values(Arguments):
     def reference(a) -> Doubles: return np.concatenate(weigh_values(a.p, a.v, a.batch))
 
     def bound(a) -> Doubles:
-        """γ of a sentence's length, times |p| |v|."""
+        """γ of a sentence's length, times |p| |v|, and the least number for each product."""
         weighed = weigh_values(abs(a.exact.p), abs(a.exact.v), a.batch)
-        return np.concatenate([gamma(len(part)) * part for part in weighed])
+        return np.concatenate([gamma(len(part)) * part + len(part) * SMALLEST for part in weighed])
 
     def borders(a) -> Collection[int]: return compiled.borders("values")
     cost = by_scores("values", "p", "v")
