@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from poisoned import poison
 from tiny_config import CONFIG
 
 from formats import kernels
@@ -79,6 +80,14 @@ def disk_not_waited_for():
     """What tests write need not outlast a loss of power, and a disk takes milliseconds to promise that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda number: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_poisoned():
+    """No buffer of a program and no scratch of a kernel holds what would pass for a result before it is written."""
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch)
         yield
 
 

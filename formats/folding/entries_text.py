@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from formats.folding.fold_plan import FoldPlan, MergeStep
 from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
 from formats.rowwise.scalars import NumberGraph
+from formats.rowwise.stored import Stored, Stores
 from formats.rowwise.vector_text import VectorText
 
 ROWS_OF_ITEM, ABREAST_VECTORS = 16, 4                       # rows of an item; vectors of columns in registers at a time
@@ -72,11 +73,14 @@ class EntriesText(VectorText):
                 found |= {each[k]: self.vector(fresh) for k, fresh in zip(step.by_factor, made, strict=True)}
             self.assign([*found], [*found.values()])
         self.within("for e in range(low, high):", entry)
+        self.stores = Stores()                              # of the columns that are passed here
         for n, each in enumerate(names): self.write_found(self.graph(folding.finish, each), 16 * n, lanes)
+        self.stores.check("out", 1, 16 * many * folding.width)
         self.put(f"col += {16 * many}")
 
     def write_found(self, found: list[str], behind: int, lanes: str) -> None:
         """What is finished, several numbers of a column side by side."""
+        self.stores.add("out", Stored(1, len(found) * behind, len(found) * (behind + 16)))
         if len(found) == 1:
             self.put(f"keep({self.vector(found[0])}, out + 4 * (col + {behind}), {lanes})")
             return

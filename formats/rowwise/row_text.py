@@ -8,7 +8,7 @@ from functools import partial
 
 from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.stored import Stored, Stores
+from formats.rowwise.stored import Stored
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
@@ -23,7 +23,6 @@ class RowText(VectorText):
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
     places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)   # of kept values: bytes, and a word
     room: int = 0
-    stores: Stores = field(default_factory=Stores)
     written_heads: int = 1                                  # of the loop that is being written
     written_columns: tuple[int, int] = (0, 0)               # ... and its columns: the first, and where they end
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.rowwise.scalars import NumberGraph, StandIn
+from formats.rowwise.stored import Stores
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 OPERATORS = "+", "-", "*", "/"
@@ -21,6 +22,7 @@ class VectorText:
     indent: int = field(default=3, kw_only=True)
     count: int = field(default=0, kw_only=True)
     ordered: bool = field(default=False, kw_only=True)      # no number that is compared is NaN
+    stores: Stores = field(default_factory=Stores, kw_only=True)
 
     def put(self, line: str) -> None: self.lines.append("    " * self.indent + line)
 

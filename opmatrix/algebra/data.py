@@ -45,7 +45,11 @@ class Data:
         """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
         if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
         if hasattr(thing, "free_symbols") and (live := LiveNumber.find(thing)): return live
-        return thing if isinstance(thing, Data) else cls(check_numbers(thing))
+        data = thing if isinstance(thing, Data) else cls(check_numbers(thing))
+        if 0 in data.shape:
+            raise ValueError(f"{data.name or 'an operand'}: an array of shape {data.shape} has no numbers: each of its "
+                             "sizes must be a whole number from 1 on")
+        return data
 
     @property
     def shape(self) -> tuple[int, ...]: return self.array.shape

@@ -25,7 +25,7 @@ from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, enteri
 from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.scheme import reading_rows
-from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers
+from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers, unwritten
 from opmatrix.signature import WIDEST, Port, widened
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Schedule:
             arguments = call.arguments(values, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
-                found.append(np.empty(call.shape.at(extents), number_of(call.shape)))
+                found.append(unwritten(call.shape.at(extents), number_of(call.shape)))
                 compute(call, found[-1], arguments, batch)
             yield call, arguments, found[-1]
             for v in self.dropped[i]:

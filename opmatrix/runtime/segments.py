@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import proxy
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import LINE, BufferSize
@@ -120,6 +120,11 @@ def address_of() -> Callable[[NDArray[np.uint8]], int]:
 
 def block(size: int) -> NDArray[np.uint8]:
     """Bytes that begin on a cache line."""
-    whole = np.empty(size + LINE, np.uint8)
+    whole = unwritten(size + LINE, np.uint8)
     start = -address_of()(whole) % LINE
     return whole[start:start + size]
+
+
+def unwritten(shape: int | tuple[int, ...], number: DTypeLike) -> NDArray[Any]:
+    """Memory in which anything may lie, for kernels that write all of it. Tests fill it (tests/poisoned.py)."""
+    return np.empty(shape, number)

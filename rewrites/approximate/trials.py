@@ -16,7 +16,7 @@ from opmatrix.algebra.routes import Route, Routes, noting
 from opmatrix.batch import Batch
 from opmatrix.program import Constant, Program
 from opmatrix.runtime.schedule import Call, call
-from opmatrix.runtime.segments import Walked
+from opmatrix.runtime.segments import Walked, unwritten
 from rewrites.approximate.sites import WeightSite
 
 CHANGED = "changed"                                         # name of a constant that is tried instead of another
@@ -88,7 +88,7 @@ def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
     found = [None if value is None else np.concatenate([value] * copies) for value in values]
     for at, calls in steps.items():
         for _ in schedule.walk(many, found, at): pass
-        out = np.empty(calls[0].shape.at(schedule.extents(many)), np.float32)
+        out = unwritten(calls[0].shape.at(schedule.extents(many)), np.float32)
         known = Walked(schedule.entered(many), found)
         for copy, (each, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
             read = {v: np.split(known[v], copies)[copy] for v in each.values.values()}

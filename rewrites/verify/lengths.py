@@ -22,6 +22,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
+from opmatrix.runtime.segments import unwritten
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding
 from rewrites.verify.routed import run_beside
@@ -170,7 +171,7 @@ def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch
 
 def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
     """What a kernel gives for these arguments."""
-    out = np.empty(shape, np.float32)
+    out = unwritten(shape, np.float32)
     call.kernel.function(out, **arguments)
     return out
 

@@ -70,13 +70,13 @@ run_fold.__signature__ = declared_signature(batched=True)   # type: ignore[attr-
 
 
 def fold_shape(a: Arguments) -> Rows | Heads:
-    plan = find_fold(a).kernel.plan
+    plan = find_fold(a).kernel.written.plan                 # written here: a writer checks that all of it is stored
     return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
 
 
 def entries_shape(a: Arguments) -> Rows | Heads:
     found, values = find_fold(a), split_operands(a)[0]
-    relation, plan = found.relation, found.kernel.plan
+    relation, plan = found.relation, found.kernel.written.plan
     assert relation is not None
     if str(C) in (relation.rows, relation.cols):
         raise ValueError(f"relation {relation}: rows of space {C} belong to the kernels of caches")

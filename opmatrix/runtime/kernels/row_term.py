@@ -86,7 +86,7 @@ class row_term(Arguments):
     run = run_rows
 
     def shape(a) -> Rows | Heads:
-        found = kernel_of(a).root
+        found = kernel_of(a).written.root                   # written here: a writer checks that all of it is stored
         return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
 
     def reference(a) -> Doubles:
