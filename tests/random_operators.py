@@ -1,15 +1,34 @@
 """Random operators for the main job, drawn by a seed: all kinds, monoids, relations and patterns of
 tests/random_programs.py, and what is rare in models that people trained: weights of zeros, whole numbers, one array
 under two names and two arrays under one, columns that nothing reaches, sentences of one token, a batch of one row,
-inputs without tokens, no weights at all, rows of sequences and of other spaces, several outputs."""
-from collections.abc import Mapping
+inputs without tokens, no weights at all, rows of sequences and of other spaces, several outputs.
+
+Degenerate ones (`degenerate_operator`) are mostly of what changes nothing, forgets what it is given, or has one column:
+results that are operands, constants, the same value under two names."""
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from random_programs import LIMIT, OTHERS, PLAIN, VOCABULARY, Choices, Grower, size
 
 from opmatrix.algebra import operators
-from opmatrix.algebra.operators import I, given, pick, product, weight
+from opmatrix.algebra.operators import (
+    I,
+    cols,
+    const,
+    diag,
+    given,
+    heads,
+    ones,
+    over,
+    pick,
+    place,
+    product,
+    row,
+    share,
+    total,
+    weight,
+)
 from opmatrix.algebra.term import Data, Operator, Value
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
@@ -73,6 +92,31 @@ class Rare(Grower):
     def picked_rows(self, v): return v @ pick(self.pick("first", "last"))
 
 
+SAME = (                                                    # what changes nothing
+    lambda v: v, lambda v: v @ I, lambda v: v @ cols(0, v.cols), lambda v: v @ place(0, v.cols), lambda v: v.T.T,
+    lambda v: v @ heads(1) @ total, lambda v: v @ heads(v.cols) @ heads(v.cols).T, lambda v: v * 1.0, lambda v: v + 0.0,
+    lambda v: -(-v), lambda v: v @ diag(np.ones(v.cols)), lambda v: row(v @ cols(0, 1), v) @ cols(1, v.cols + 1))
+FORGETFUL = (                                               # what does not read what it is given
+    lambda v, numbers: v @ const(numbers(v.cols)), lambda v, numbers: v @ const(numbers(1)),
+    lambda v, numbers: v @ ones @ const(numbers(5)), lambda v, numbers: v @ heads(v.cols) @ const(numbers(v.cols, 1, 1)),
+    lambda v, numbers: v @ heads(v.cols) @ const(numbers(v.cols, 1, 2)) @ heads(v.cols).T,
+    lambda v, numbers: v * 0.0, lambda v, numbers: v - v + const(numbers(v.cols)))
+NARROWING = (                                               # what leaves one column
+    lambda v, numbers: v @ ones, lambda v, numbers: v @ cols(v.cols - 1, v.cols),
+    lambda v, numbers: v @ weight(numbers(v.cols, 1)), lambda v, numbers: v @ ones @ share,
+    lambda v, numbers: v @ over(ones, "max"), lambda v, numbers: v @ heads(v.cols) @ total)
+DEGENERATE = "same", "same", "forgotten", "narrowed", "repeated"
+
+
+class Degenerate(Rare):
+    """Grows values that are one another, constants, or of one column."""
+
+    def same(self, v): return self.pick(*SAME)(v)
+    def forgotten(self, v): return self.pick(*FORGETFUL)(v, self.numbers)
+    def narrowed(self, v): return self.pick(*NARROWING)(v, self.numbers)
+    def repeated(self, v): return self.pick(row(v, v), v + v, v * v, row(v, v @ const(self.numbers(v.cols))))
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A model, the batch that it is to be made cheapest for, and a draw of others like it."""
@@ -99,18 +143,42 @@ class Drawn:
                       for port in ports})
 
 
+def grow(grower: Rare, names: Iterable[str]) -> None:
+    """Steps by name, each of any value so far; what is too large is dropped."""
+    for name in names:
+        grower.pool.append(getattr(grower, name)(grower.any()))
+        if size(grower.pool[-1].term) > LIMIT or grower.pool[-1].cols > WIDEST: grower.pool.pop()
+
+
+def drawn_lengths(rng: np.random.Generator) -> tuple[int, ...]:
+    """Lengths of sentences."""
+    lengths = LENGTHS[rng.integers(len(LENGTHS))]
+    return lengths or tuple(map(int, rng.integers(1, LONGEST + 1, rng.integers(1, 7))))
+
+
+def degenerate_operator(seed: int) -> Drawn:
+    """The degenerate operator of a seed: one value, or up to four by name, among them the first, which may be an input,
+    and values that have two names."""
+    rng = np.random.default_rng([seed, 2])
+    grower = Degenerate(Choices(seed), rng, Value(I), START[rng.integers(len(START))])
+    others = [*PLAIN, *OTHERS, *MORE]
+    steps = [str(rng.choice(DEGENERATE if rng.random() < 0.7 else others)) for _ in range(rng.integers(0, 6))]
+    grow(grower, steps)
+    terms = [value.term for value in grower.pool]
+    outputs = [terms[-1], *(terms[at] for at in rng.integers(0, len(terms), rng.integers(0, 4)))]
+    model = terms[-1] if rng.random() < 0.5 else dict(zip("abcd", outputs, strict=False))
+    return Drawn(seed, model, drawn_lengths(rng))
+
+
 def random_operator(seed: int) -> Drawn:
     """The operator of a seed, with the lengths of sentences that it is for."""
     rng = np.random.default_rng([seed, 1])
     grower = Rare(Choices(seed), rng, Value(I), START[rng.integers(len(START))])
-    for name in rng.choice([*PLAIN, *OTHERS, *MORE], rng.integers(0, 9)):
-        grower.pool.append(getattr(grower, name)(grower.any()))
-        if size(grower.pool[-1].term) > LIMIT or grower.pool[-1].cols > WIDEST: grower.pool.pop()
+    grow(grower, rng.choice([*PLAIN, *OTHERS, *MORE], rng.integers(0, 9)))
     if rng.random() < 0.2: grower.pool.append(getattr(grower, str(rng.choice(LAST)))(grower.pool[-1]))
     terms = [value.term for value in grower.pool]
     if len(terms) > 1 and rng.random() < 0.2:
         model = {name: terms[at] for name, at in zip("abc", {len(terms) - 1, *rng.integers(0, len(terms), 2)},
                                                      strict=False)}
     else: model = terms[-1]
-    lengths = LENGTHS[rng.integers(len(LENGTHS))]
-    return Drawn(seed, model, lengths or tuple(map(int, rng.integers(1, LONGEST + 1, rng.integers(1, 7)))))
+    return Drawn(seed, model, drawn_lengths(rng))
