@@ -5,12 +5,14 @@ import pytest
 import opmatrix as om
 from formats.core.errors import InputError
 from formats.folding import fold_lanes
+from formats.folding.fold_kernel import FoldKernel
 from formats.kernels.engine import from_text
 from formats.kernels.engine.compiled import provide
 from formats.machine.threads import limit
+from formats.rowwise.stored import Stores
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import by_distance, product, turn
+from opmatrix.algebra.nodes import by_distance, product, related, turn
 from opmatrix.algebra.operators import const, heads, join, over, tanh, weight
 from opmatrix.algebra.term import formula
 from opmatrix.patterns import everyone, pattern, sequence, window
@@ -19,7 +21,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.meanings import bound, meaning
 from tests import standin
-from tests.terms_of_folds import MOST, REACH, cases, minplus
+from tests.terms_of_folds import EDGES, MOST, REACH, Case, cases, minplus
 from tests.terms_of_rows import share_of, value
 
 LENGTHS = 1, 70, 0, 16
@@ -182,3 +184,75 @@ def test_a_pattern_that_looks_elsewhere_than_it_says_is_refused(reach, said):
     x = value(0, 4)
     one = x @ const(1.0)
     assert said in refused(product(product(one, turn(one)), x, monoids.max, looks), [x])
+
+
+class alike(Monoid):
+    """The same number twice."""
+    identity, width = 0.0, 2
+    def lift(x, w): return x * w
+    def merge(a, b): return a + b
+    def finish(a): return a, a
+
+
+class fixed(Monoid):
+    """A number that nothing changes."""
+    identity, idempotent = -np.inf, True
+    def lift(x, w): return x * w
+    def merge(a, b): return np.maximum(a, b)
+    def finish(a): return 3.0 + 0.0 * np.minimum(np.maximum(a, 0.0), 1.0)
+
+
+class scores_alone(Monoid):
+    """The largest score: no column is read."""
+    identity, idempotent = -np.inf, True
+    def lift(x, w): return x + 0.0 * np.minimum(np.maximum(w, 0.0), 1.0)
+    def merge(a, b): return np.maximum(a, b)
+
+
+class rows_alone(Monoid):
+    """The largest of each column: no score is read."""
+    identity, idempotent = -np.inf, True
+    def lift(x, w): return w
+    def merge(a, b): return np.maximum(a, b)
+
+
+def narrow_case(over_by, way, columns):
+    """A product of so many columns, by a way in which kernels are written, and the batch for it."""
+    rng = np.random.default_rng(columns)
+    x, y, batch = value(0, columns), value(1, 4), om.Batch([[0] * 65, [0]], relations={"edges": np.eye(66, k=-1)})
+    one = x @ const(1.0)
+    kernel, term, values = {
+        "stored": ("fold_rows", y @ over(weight(rng.normal(size=(4, columns))), over_by), [y]),
+        "scored": ("fold_term", product(product(y, turn(y)), x, over_by, sequence), [x, y]),
+        "windowed": ("fold_term", product(product(one, turn(one)), x, over_by, sequence & window(1)), [x]),
+        "entries": ("fold_entries", product(related(EDGES), x, over_by), [x])}[way]
+    text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
+    operands = {f"x{k}": rng.normal(size=(66, int(each.out.cols))).astype(np.float32) for k, each in enumerate(values)}
+    operands |= {f"c{k}": np.atleast_1d(np.asarray(each.array, np.float32)) for k, each in enumerate(arrays)}
+    return Case(kernel, text, operands, None), batch
+
+
+WAYS = "stored", "scored", "windowed", "entries"
+
+
+@pytest.mark.deep(every=4)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("columns", [1, 17, 70])
+def test_every_number_of_a_product_is_written(way, columns):
+    """Of monoids that give a number twice, or always the same, or read scores or columns alone; of rows that nothing
+    is merged to."""
+    made = [narrow_case(each, way, columns) for each in (alike, fixed, scores_alone, rows_alone)]
+    provide([found_of(case).function for case, _ in made])
+    for case, batch in made:
+        share = run(case, batch)[1]
+        assert (share <= 1).all(), (case.text, share.max())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_writer_that_leaves_out_numbers_is_refused(way, monkeypatch):
+    """In a line that names the result."""
+    plan = found_of(narrow_case(alike, way, 70)[0]).plan
+    add = Stores.add
+    monkeypatch.setattr(Stores, "add", lambda stores, word, stored: stored.first or add(stores, word, stored))
+    with pytest.raises(ValueError, match=r"^out: its kernel stores \d+ of \d+ columns of 1 heads, and leaves"):
+        FoldKernel(plan).text  # noqa: B018

@@ -12,6 +12,7 @@ from formats.kernels.engine import compiler, from_text, objects
 from formats.kernels.engine.compiled import provide
 from formats.machine.threads import limit
 from formats.rowwise import row_lanes
+from formats.rowwise.row_text import RowText
 from opmatrix.algebra import monoids
 from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
@@ -36,10 +37,12 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.term import formula
+from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel
 from opmatrix.runtime.meanings import bound, meaning
+from opmatrix.signature import Port
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places
@@ -104,6 +107,18 @@ def near():
     return write(reduce(row, [x @ each for each in (exp, expm1, tanh, log, grown)]), [x])
 
 
+def same_terms(n):
+    """Terms over values of n columns whose result is an operand, whole or in part, or a number or a row of its own, as
+    it is and behind more; the last ones in heads of one column."""
+    rng, x, y = np.random.default_rng(n), value(0, n), value(1, n)
+    fixed = const(rng.normal(size=n))
+    alone = [x, y @ I, x @ fixed, x @ const(0.5), x @ cols(0, n, n), y @ cols(n - 1, n, n), x @ place(0, n),
+             x @ heads(1) @ total, x @ heads(n) @ const(rng.normal(size=(n, 1, 1))), x @ ones @ fixed, x * 0.0, -(-x),
+             x @ heads(n) @ total, x @ heads(n) @ heads(n).T, x @ seven]
+    return [*alone, row(x, x), row(x @ fixed, y), row(x @ const(0.5), x), row(y, x @ ones) @ cols(0, n, n + 1),
+            x + x @ fixed, row(x @ heads(n) @ total, x @ cols(0, 1, n)), (x @ heads(n) @ exp) @ heads(n).T]
+
+
 @pytest.fixture(scope="module")
 def drawn():
     """Random terms, four side by side in a kernel, compiled together: texts, arrays, values."""
@@ -124,8 +139,8 @@ def drawn():
 def off(text, arrays, given):
     """What a kernel gives, and how far it is from its meaning, in bounds."""
     operands = {f"x{k}": each for k, each in enumerate(given)} | {f"c{k}": each for k, each in enumerate(arrays)}
-    found = find_kernel(text, (given, arrays))
-    out = np.full((len(given[0]), found.root.cols), np.nan, np.float32)
+    root = find_kernel(text, (given, arrays)).root
+    out = np.full((len(given[0]), *([root.heads] if root.heads > 1 else []), root.cols), np.nan, np.float32)
     TERM.function(out, **operands, term=text)
     arguments = operands | {"term": text}
     return out, share_of(out, meaning(TERM, arguments, None), bound(TERM, arguments))
@@ -137,6 +152,53 @@ def test_random_terms_are_within_their_bounds(drawn):
         for rows in (1, 17):
             _, share = off(text, arrays, draw(rng, values, rows))
             assert (share <= 1).all(), (text, share.max())
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("width", COLUMNS)
+def test_a_result_that_is_an_operand_is_written(width):
+    """An operand, a part of it, a number or a row that is stored: nothing is left as it was, and no operand changes."""
+    rng, terms = np.random.default_rng(width), same_terms(width)
+    texts = [write(term, BOTH[width]) for term in terms]
+    provide([find_kernel(text, (draw(rng, BOTH[width], 1), arrays)).function for text, arrays in texts])
+    for term, (text, arrays) in zip(terms, texts, strict=True):
+        for rows in (1, 17):
+            given = draw(rng, BOTH[width], rows)
+            before = [each.copy() for each in (*given, *arrays)]
+            assert (off(text, arrays, given)[1] <= 1).all(), (term, rows)
+            for each, kept in zip((*given, *arrays), before, strict=True): np.testing.assert_array_equal(each, kept)
+
+
+class Forgetful(RowText):
+    """A writer that leaves out what it should store of a result, or of a value that is kept, from a column on."""
+    left = "out"
+
+    def keep(self, vector, node, h, at, lanes, start=0, part=0):
+        if self.word(node, part) == self.left and (start or self.written_columns[0]): return
+        super().keep(vector, node, h, at, lanes, start, part)
+
+
+@pytest.mark.parametrize("width, made, left, said", [
+    (17, lambda x: x, "out", "out: its kernel stores 16 of 17 columns of 1 heads"),
+    (3, lambda x: row(x, x @ ones), "out", "out: its kernel stores 3 of 4 columns of 1 heads"),
+    (3, lambda x: row(x, x) @ weight(np.ones((6, 2))), "s0", "s0: its kernel stores 3 of 6 columns of 1 heads"),
+    (34, lambda x: x @ heads(2) @ exp @ tanh @ heads(2).T @ weight(np.ones((34, 2))), "s0",
+     "s0: its kernel stores 16 of 17 columns of 2 heads")])
+def test_a_writer_that_leaves_out_columns_is_refused(width, made, left, said, monkeypatch):
+    """Of the result and of what is kept on the way; a program of such a step is not even bound."""
+    x = value(0, width)
+    text, arrays = write(made(x), [x])
+    kernel = find_kernel(text, ([np.zeros((1, width), np.float32)], arrays))
+    RowText(kernel.root, 1, len(arrays))
+    monkeypatch.setattr(Forgetful, "left", left)
+    with pytest.raises(ValueError, match=said): Forgetful(kernel.root, 1, len(arrays))
+    monkeypatch.setattr("formats.rowwise.row_kernel.RowText", Forgetful)
+    vars(kernel).pop("written", None)
+    constants = {f"c{k}": each for k, each in enumerate(arrays)}
+    steps = [Step("row_term", {"x0": "x", **{name: name for name in constants}}, {"term": text}, "y")]
+    with pytest.raises(ValueError, match=f"step 0, y = row_term: {said}"):
+        Program(steps, constants, "y", inputs=[Port("x", "T", width)])
+    vars(kernel).pop("written", None)
 
 
 def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(drawn):
@@ -261,3 +323,47 @@ def test_what_mixes_rows_is_no_such_step():
     for text, said in (('[["value",0],["turn",[0],[]]]', "mixes rows"),
                        ('[["value",0],["cols",[],[0,9,null]],["compose",[0,1],[]]]', "columns 0 to 9 of 5")):
         with pytest.raises(ValueError, match=said): find_kernel(text, ([np.zeros((1, 5), np.float32)], []))
+
+
+GIVEN = {"an operand": '[["value",0]]', "a row": '[["const",[],[{"array":0}]]]',
+         "a number": '[["const",[],[{"array":1}]]]', "columns": '[["value",0],["cols",[],[1,2,null]],["compose",[0,1],[]]]',
+         "twice": '[["value",0],["row",[0,0],[]]]'}
+
+
+def test_saved_steps_whose_result_is_given_show_no_memory(tmp_path):
+    """Whoever wrote the file: alone, and one behind another, recorded, step by step and loaded, in runs of which the
+    one before left other numbers there."""
+    rng = np.random.default_rng(3)
+    given = rng.normal(size=(5, 3)).astype(np.float32)
+    constants = {"a": rng.normal(size=3).astype(np.float32), "b": np.array([2.5], np.float32)}
+    wanted = {"an operand": given, "a row": np.tile(constants["a"], (5, 1)), "a number": np.full((5, 1), 2.5),
+              "columns": given[:, 1:2], "twice": np.tile(given, 2)}
+    steps = [Step("row_term", {"x0": "x", "c0": "a", "c1": "b"}, {"term": text}, name) for name, text in GIVEN.items()]
+    steps += [Step("row_term", {"x0": name}, {"term": GIVEN["an operand"]}, f"{name} again") for name in GIVEN]
+    outputs = {each.output: each.output for each in steps}
+    Program(steps, constants, outputs, inputs=[Port("x", "T", 3)]).save(tmp_path / "p")
+    program = Program.load(tmp_path / "p")
+    for sign in (1, -1, 1):
+        batch = om.Batch([[0, 0], [0, 0, 0]], inputs={"x": sign * given})
+        traced = {step.output: found for step, found, _ in program.trace(batch)}
+        for name, found in program.run_all(batch).items():
+            kind = name.removesuffix(" again")
+            meant = wanted[kind] if kind in ("a row", "a number") else sign * wanted[kind]
+            np.testing.assert_array_equal(found, meant.astype(np.float32), err_msg=name)
+            np.testing.assert_array_equal(traced[name], found, err_msg=name)
+
+
+def test_what_a_kernel_leaves_out_is_no_number_in_tests(monkeypatch):
+    """Nor is it what the run before left there: recorded, and step by step."""
+    text, port = write(value(0, 21) @ (tanh @ tanh), [value(0, 21)])[0], Port("x", "T", 21)
+    kernel = find_kernel(text, ([np.zeros((1, 21), np.float32)], []))
+    steps = [Step("row_term", {"x0": "x"}, {"term": text}, "y"), Step("row_term", {"x0": "y"}, {"term": text}, "z")]
+    batch = om.Batch([[0, 0], [0]], inputs={"x": np.ones((3, 21), np.float32)})
+    right = Program(steps, {}, "z", inputs=[port])
+    assert right.schedule.recordings == 1 and np.isfinite(right.run(batch)).all()
+    silent = re.sub(r"keep\(.*\)", "pass", kernel.text)
+    assert silent != kernel.text
+    monkeypatch.setitem(vars(kernel), "function", from_text.TextKernel(silent, row_lanes.__name__))
+    wrong = Program(steps, {}, "z", inputs=[port])
+    for _ in range(2): assert np.isnan(wrong.run(batch)).all()
+    assert all(np.isnan(found).all() for _, found, _ in wrong.trace(batch))
