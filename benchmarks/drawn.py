@@ -150,7 +150,7 @@ def compared(drawn: Drawn, point) -> tuple[str, str]:
     own = drawn.batch(0)
     batch = own if own.alone and point.methods else drawn.batch(1, None if own.alone else FRESH)
     (given, taken), found = noted(partial(point.program.run_all, batch)), ("right", "")
-    for name, term in outputs(drawn.model).items():
+    for name, term in outputs(drawn.model).items():         # of several heads side by side
         wanted, _, _ = Reference(partial(dense, term, batch)).beside(taken)         # where rows go as they went there
         sure = np.isfinite(wanted)                          # of what is no number nothing is right or wrong
         size, off = (np.linalg.norm(each[sure]) for each in (wanted, given[name].reshape(wanted.shape) - wanted))

@@ -9,19 +9,20 @@ from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
 from formats.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
 
 
-def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> NumberPair:
+def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> NumberPair:
     """The numbers of each row, (rows, heads, columns), and how far off a kernel may be; of float64 arrays (rows,
-    columns) or (rows, heads, columns), and arrays that are operands."""
+    columns) or (rows, heads, columns), and arrays that are operands. `rows`: how many there are where no value says
+    so."""
     made: dict[int, Any] = {}
     for node in root.walk(): made[id(node)] = read_value(node, [made[id(each)] for each in node.args], values, arrays)
     y, e = made[id(root)]
-    shape = len(values[0]) if values else 1, root.heads, root.cols
+    shape = len(values[0]) if values else rows, root.heads, root.cols
     return np.broadcast_to(y, shape), np.broadcast_to(e, shape)
 
 
-def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> Any:
     """What the numbers of each row mean, in float64."""
-    return bound_rows(root, values, arrays)[0]
+    return bound_rows(root, values, arrays, rows)[0]
 
 
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:

@@ -77,7 +77,8 @@ class RowText(VectorText):
         place = self.place(node, h, plus(at, self.size(start) if start else ""), part)
         self.put(f"keep({vector}, {place}, {lanes})")
         first, last = self.written_columns
-        self.stores.add(self.word(node, part), Stored(self.written_heads, start + first, start + last))
+        base, _, _ = place.partition(" ")
+        self.stores.add(base, Stored(self.written_heads, start + first, start + last))
 
     def row_step(self, h: str) -> str:
         """A head of the result: beside the one before where heads are joined."""

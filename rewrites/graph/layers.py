@@ -9,7 +9,7 @@ from operator import matmul
 
 from formats.core.errors import InputError
 from opmatrix.algebra.named_sizes import require_numbers
-from opmatrix.algebra.operators import I, given
+from opmatrix.algebra.operators import I, given, join
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
 from opmatrix.algebra.term import Operator
 from opmatrix.patterns import Pattern, everyone
@@ -39,11 +39,18 @@ class Part:
 
 
 def outputs(model: Model) -> dict[str, Operator]:
-    """The outputs of a model by name. Raises InputError for none, and for what is no model."""
-    if isinstance(model, Operator): return {OUTPUT: model}
+    """The outputs of a model by name, of several heads side by side, as programs give them. Raises InputError for none,
+    and for what is no model."""
+    if isinstance(model, Operator): return {OUTPUT: side_by_side(model)}
     if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
     if not model: raise InputError("a model without outputs: give one operator, or several by name")
-    return dict(model)
+    return {name: side_by_side(term) if isinstance(term, Operator) else term for name, term in model.items()}
+
+
+def side_by_side(term: Operator) -> Operator:
+    """A term whose heads are columns of one."""
+    count, _, _ = term.out
+    return term if not isinstance(count, int) or count == 1 else term @ join(count)
 
 
 def check_possible(model: Model) -> None:
@@ -121,9 +128,10 @@ def parts(model: Model) -> list[dict[str, Part]]:
         factor: Operator = reduce(matmul, group)
         states, starts = {}, starts or {FULL: given("tokens", find_vocabulary(model) or 1)}
         for state, x in starts.items():
-            forms = [*split_forms(full := flat(factor, x))]
+            full = in_own_rows(flat(factor, x), factor, x)
+            forms = [*split_forms(full)]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
-            more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
+            more = {f"also{i}": in_own_rows(flat(term, x), term, x) for i, term in enumerate(also.values())}
             for root in (full, *more.values()): check_order(root)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
@@ -134,6 +142,22 @@ def parts(model: Model) -> list[dict[str, Part]]:
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         found.append(states)
     return found
+
+
+def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
+    """The flat reading of a term behind x, with the rows that the term gives. A constant row is that of any space, and
+    a program would have one a token: where it is all of an output, it stands behind a value of its space, which enters
+    or is the last that the term makes there, or is picked. Raises InputError where no factor is such a value."""
+    rows = (x @ term).out.rows
+    if full.out.rows is rows: return full
+    for node in term.walk():
+        if node.out.rows is not rows: continue
+        if node.kind.name == "entered": return node @ full
+        if node.kind.name == "pick" and node.into.rows is T: return full @ node
+    prefixes = [flat(prefix, x) for prefix in accumulate(factors(term), matmul)]
+    if before := [each for each in prefixes if each.out.rows is rows]: return before[-1] @ full
+    raise InputError(f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is a "
+                     f"value of these: put it behind one, such as given({'x'!r}, n, {str(rows)!r}) @ const(c)")
 
 
 def check_order(full: Operator) -> None:

@@ -91,12 +91,12 @@ class row_term(Arguments):
 
     def reference(a) -> Doubles:
         from formats.rowwise.row_bounds import mean_rows
-        return in_shape(mean_rows(kernel_of(a).root, *split_operands(a)))
+        return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
 
     def bound(a) -> Doubles:
         """A running error of every operation, in the kernel's own order."""
         from formats.rowwise.row_bounds import bound_rows
-        meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact))
+        meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact))
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
@@ -105,6 +105,12 @@ class row_term(Arguments):
 
 
 def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_operands(a))
+
+
+def count_rows(a: Arguments) -> int:
+    """The rows of a batch, which a term of arrays alone has, too; one without a batch."""
+    batch = getattr(a, "batch", None)
+    return 1 if batch is None else int(batch.rows)
 
 
 def in_shape(found: Doubles) -> Doubles:
