@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from opmatrix.algebra.data import Promised
-from opmatrix.algebra.operators import I, const, weight
+from opmatrix.algebra.operators import I, const, repeat, weight
 from opmatrix.algebra.shapes import H, ShapeError, Space, T
 from opmatrix.algebra.term import KINDS, Operator
 
@@ -33,7 +33,8 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return term
         case "compose":
             before, after = term.children
-            return flat(after, flat(before, x, memo), memo)
+            entering = flat(before, x, memo)
+            return in_heads(flat(after, entering, memo), entering, after)
         case "diag":
             return scale_columns(x, const(term.args[0]))
         case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
@@ -45,6 +46,16 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         if a.kind.name == "by_distance": a, b = b, a        # a bias stands last, where laws and kernels look for it
         return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def in_heads(made: Operator, x: Operator, after: Operator) -> Operator:
+    """What a term became behind x, in as many heads as it gives: a constant row, which reads nothing of x, is one of
+    any number of heads, and by itself of one."""
+    if made.out.heads is not H or not made.constant: return made
+    heads = (x @ after).out.heads
+    if not isinstance(heads, int) or heads == 1: return made
+    repeated: Operator = made @ repeat(heads)
+    return repeated
 
 
 def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
