@@ -115,6 +115,13 @@ class Degenerate(Rare):
     def forgotten(self, v): return self.pick(*FORGETFUL)(v, self.numbers)
     def narrowed(self, v): return self.pick(*NARROWING)(v, self.numbers)
     def repeated(self, v): return self.pick(row(v, v), v + v, v * v, row(v, v @ const(self.numbers(v.cols))))
+    def elsewhere(self, v): return Value(given("elsewhere", self.width(), "V"))
+
+    def leaving(self, v):
+        """Rows of another space, and what is made of them alone."""
+        v = getattr(self, self.pick(*LAST, "elsewhere"))(v)
+        for _ in range(self.pick(0, 1, 1, 2)): v = getattr(self, self.pick(*DEGENERATE))(v)
+        return v
 
 
 @dataclass(frozen=True)
@@ -158,16 +165,20 @@ def drawn_lengths(rng: np.random.Generator) -> tuple[int, ...]:
 
 def degenerate_operator(seed: int) -> Drawn:
     """The degenerate operator of a seed: one value, or up to four by name, among them the first, which may be an input,
-    and values that have two names."""
+    and values that have two names; of some a last one has rows of another space."""
     rng = np.random.default_rng([seed, 2])
     grower = Degenerate(Choices(seed), rng, Value(I), START[rng.integers(len(START))])
     others = [*PLAIN, *OTHERS, *MORE]
     steps = [str(rng.choice(DEGENERATE if rng.random() < 0.7 else others)) for _ in range(rng.integers(0, 6))]
     grow(grower, steps)
     terms = [value.term for value in grower.pool]
-    outputs = [terms[-1], *(terms[at] for at in rng.integers(0, len(terms), rng.integers(0, 4)))]
-    model = terms[-1] if rng.random() < 0.5 else dict(zip("abcd", outputs, strict=False))
-    return Drawn(seed, model, drawn_lengths(rng))
+    several = [terms[-1], *(terms[at] for at in rng.integers(0, len(terms), rng.integers(0, 4)))]
+    alone = rng.random() < 0.5
+    named = dict(zip("abcd", several, strict=False))
+    lengths = drawn_lengths(rng)
+    if rng.random() < 0.3: terms[-1] = named["e"] = grower.leaving(grower.pool[-1]).term
+    model = terms[-1] if alone else named
+    return Drawn(seed, model, lengths)
 
 
 def random_operator(seed: int) -> Drawn:

@@ -308,3 +308,11 @@ def test_arrays_are_equal_by_their_numbers():
     assert first.T == turned and hash(first.T) == hash(turned) and Data(np.zeros((0, 3))) == Data(np.zeros((0, 3)))
     far = Data(numbers[::-1])
     assert far != first and "key" not in vars(far)
+
+
+@pytest.mark.parametrize("made", [lambda: weight(np.zeros((3, 0))), lambda: weight(Data(np.zeros((0, 3)))),
+                                  lambda: const(np.zeros(0)), lambda: I * np.zeros((2, 1, 0))])
+def test_arrays_without_numbers_are_refused(made):
+    """As no columns are, however else they are asked for."""
+    with pytest.raises(ValueError, match=r"an array of shape \(.*0.*\) has no numbers: each of its sizes must be a whole"):
+        made()

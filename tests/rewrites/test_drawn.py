@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import standin
 from children import ROOT
-from random_operators import random_operator
+from random_operators import degenerate_operator, random_operator
 from searched import relative, structure
 
 from formats.core.epilogue import UNIT
@@ -30,9 +30,13 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import T
 from opmatrix.algebra.term import formula
 from opmatrix.batch import Batch
+from opmatrix.extents import collect_needs
 from opmatrix.patterns import causal, mask, sequence
+from rewrites.compiler.search import search
+from rewrites.graph.layers import outputs
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import TURNED, Method
 from rewrites.run import optimize
@@ -80,6 +84,74 @@ def test_rare_things_are_drawn():
     arrays = [node.args[0] for node in nodes if node.kind.name in ("weight", "const")]
     assert any(not each.array.any() for each in arrays) and {each.name for each in arrays} >= {"W", "b", None}
     assert any(random_operator(seed).lengths == (1,) for seed in range(20))
+
+
+# ---- results that are operands, constants, one another
+
+DEGENERATE_SEEDS = 1, 7, 13, 45, 137, 231                   # of one output and several; 137 and 231 are constants in heads
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("seed", DEGENERATE_SEEDS)
+def test_degenerate_operators_are_right_through_every_door(seed, quick, laws_known):
+    """The best program of an exploration, the searched one, that one saved and loaded, and the front."""
+    for found in drawn.through_doors(0, seed, degenerate_operator, drawn.DOORS):
+        assert found.outcome not in drawn.BAD, f"{found.case}: {found.said}"
+
+
+def test_degenerate_things_are_drawn():
+    """Outputs that are inputs, the same value twice, constants of heads and of other spaces, one column."""
+    models = [outputs(degenerate_operator(seed).model) for seed in range(200)]
+    several = [model for model in models if len(model) > 1]
+    terms = [term for model in models for term in model.values()]
+    assert any(len({*model.values()}) < len(model) for model in several)
+    assert any(term.kind.name in ("entered", "given") for model in several for term in model.values())
+    last = [term.children[1] for term in terms if term.kind.name == "compose"]
+    assert {"const", "total", "join", "ones", "place", "cols"} <= {each.kind.name for each in last}
+    assert any(term.out.cols == 1 for term in terms) and any(term.out.rows is not T for term in terms)
+
+
+SPACED = Batch([[0, 1, 2], [3], [4, 4]], inputs={"s": RNG.normal(size=(3, 3)).astype(np.float32),
+                                                "v": RNG.normal(size=(7, 3)).astype(np.float32)},
+               relations={"edges": np.ones((2, 7))})
+ROW, TOKENS = const(RNG.normal(size=3)), weight(RNG.normal(size=(5, 3)))
+POOLED = product(given("members"), TOKENS)
+FORGETTING = {
+    "tokens": TOKENS @ ROW, "picked": TOKENS @ pick("last") @ ROW, "then picked": TOKENS @ ROW @ pick("last"),
+    "sequences": given("s", 3, "S") @ ROW, "another space": given("v", 3, "V") @ ROW, "pooled": POOLED @ ROW,
+    "entries": product(given(relation("edges", "R", "V")), given("v", 3, "V")) @ ROW,
+    "a constant pooled": product(given("members"), TOKENS @ ROW),
+    "heads": TOKENS @ heads(3) @ const(RNG.normal(size=(3, 1, 2))), "heads of one row": TOKENS @ heads(3) @ ROW,
+    "heads joined again": TOKENS @ heads(3) @ const(2.0) @ heads(3).T, "heads that read": TOKENS @ heads(3) @ tanh,
+    "of both": {"a": given("v", 3, "V") @ ROW, "b": given("v", 3, "V"), "c": TOKENS @ ROW, "d": TOKENS @ ROW}}
+
+
+@pytest.mark.parametrize("name", FORGETTING)
+def test_what_forgets_its_rows_or_heads_has_them(name):
+    """A constant has the rows of the space, and the heads, of what it stands behind, though it reads nothing of that;
+    heads lie side by side."""
+    model = FORGETTING[name]
+    extents = SPACED.extents(*collect_needs(*outputs(model).values()))
+    found, _ = search(model, EXACT_LAWS, standin.machine(), extents).program({})
+    for output, term in outputs(model).items():
+        wanted = dense(term, SPACED)
+        assert (given := found.run_all(SPACED)[output]).shape == wanted.shape
+        np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("name", ["picked", "heads", "tokens", "another space", "heads that read", "of both"])
+def test_what_forgets_is_verified(name, quick, laws_known):
+    """Each step by a meaning that has as many rows."""
+    result = optimize(FORGETTING[name], workload=SPACED, error=0.0, machine=standin.machine(), rounds=1)
+    for output, term in outputs(FORGETTING[name]).items():
+        np.testing.assert_allclose(result.best.program.run_all(SPACED)[output], dense(term, SPACED), rtol=1e-5, atol=1e-6)
+
+
+def test_a_constant_of_rows_that_nothing_tells_is_refused():
+    model = POOLED @ ROW + POOLED @ const(np.ones(3))
+    with pytest.raises(InputError, match=r"a constant row for each row of space S.*put it behind one"):
+        search(model, EXACT_LAWS, standin.machine(), SPACED.extents(*collect_needs(model)))
 
 
 # ---- rows of zeros, luck, cancellation
