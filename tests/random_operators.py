@@ -95,10 +95,11 @@ class Rare(Grower):
 SAME = (                                                    # what changes nothing
     lambda v: v, lambda v: v @ I, lambda v: v @ cols(0, v.cols), lambda v: v @ place(0, v.cols), lambda v: v.T.T,
     lambda v: v @ heads(1) @ total, lambda v: v @ heads(v.cols) @ heads(v.cols).T, lambda v: v * 1.0, lambda v: v + 0.0,
-    lambda v: -(-v), lambda v: v @ diag(np.ones(v.cols)), lambda v: row(v @ cols(0, 1), v) @ cols(1, v.cols + 1))
+    lambda v: (-v) * -1.0, lambda v: v @ diag(np.ones(v.cols)), lambda v: row(v @ cols(0, 1), v) @ cols(1, v.cols + 1))
 FORGETFUL = (                                               # what does not read what it is given
     lambda v, numbers: v @ const(numbers(v.cols)), lambda v, numbers: v @ const(numbers(1)),
-    lambda v, numbers: v @ ones @ const(numbers(5)), lambda v, numbers: v @ heads(v.cols) @ const(numbers(v.cols, 1, 1)),
+    lambda v, numbers: v @ ones @ const(numbers(5)),
+    lambda v, numbers: v @ heads(v.cols) @ const(numbers(v.cols, 1, 1)),
     lambda v, numbers: v @ heads(v.cols) @ const(numbers(v.cols, 1, 2)) @ heads(v.cols).T,
     lambda v, numbers: v * 0.0, lambda v, numbers: v - v + const(numbers(v.cols)))
 NARROWING = (                                               # what leaves one column

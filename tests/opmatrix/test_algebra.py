@@ -314,5 +314,4 @@ def test_arrays_are_equal_by_their_numbers():
                                   lambda: const(np.zeros(0)), lambda: I * np.zeros((2, 1, 0))])
 def test_arrays_without_numbers_are_refused(made):
     """As no columns are, however else they are asked for."""
-    with pytest.raises(ValueError, match=r"an array of shape \(.*0.*\) has no numbers: each of its sizes must be a whole"):
-        made()
+    with pytest.raises(ValueError, match=r"an array of shape \(.*0.*\) has no numbers: each of its sizes"): made()

@@ -111,10 +111,10 @@ def same_terms(n):
     """Terms over values of n columns whose result is an operand, whole or in part, or a number or a row of its own, as
     it is and behind more; the last ones in heads of one column."""
     rng, x, y = np.random.default_rng(n), value(0, n), value(1, n)
-    fixed = const(rng.normal(size=n))
+    fixed, negated = const(rng.normal(size=n)), I * -1.0
     alone = [x, y @ I, x @ fixed, x @ const(0.5), x @ cols(0, n, n), y @ cols(n - 1, n, n), x @ place(0, n),
-             x @ heads(1) @ total, x @ heads(n) @ const(rng.normal(size=(n, 1, 1))), x @ ones @ fixed, x * 0.0, -(-x),
-             x @ heads(n) @ total, x @ heads(n) @ heads(n).T, x @ seven]
+             x @ heads(1) @ total, x @ heads(n) @ const(rng.normal(size=(n, 1, 1))), x @ ones @ fixed, x * 0.0,
+             x @ negated @ negated, x @ heads(n) @ total, x @ heads(n) @ heads(n).T, x @ seven]
     return [*alone, row(x, x), row(x @ fixed, y), row(x @ const(0.5), x), row(y, x @ ones) @ cols(0, n, n + 1),
             x + x @ fixed, row(x @ heads(n) @ total, x @ cols(0, 1, n)), (x @ heads(n) @ exp) @ heads(n).T]
 
@@ -326,7 +326,8 @@ def test_what_mixes_rows_is_no_such_step():
 
 
 GIVEN = {"an operand": '[["value",0]]', "a row": '[["const",[],[{"array":0}]]]',
-         "a number": '[["const",[],[{"array":1}]]]', "columns": '[["value",0],["cols",[],[1,2,null]],["compose",[0,1],[]]]',
+         "a number": '[["const",[],[{"array":1}]]]',
+         "columns": '[["value",0],["cols",[],[1,2,null]],["compose",[0,1],[]]]',
          "twice": '[["value",0],["row",[0,0],[]]]'}
 
 
