@@ -34,7 +34,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         case "compose":
             before, after = term.children
             entering = flat(before, x, memo)
-            return in_heads(flat(after, entering, memo), entering, after)
+            return for_each_head(flat(after, entering, memo), entering, after)
         case "diag":
             return scale_columns(x, const(term.args[0]))
         case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
@@ -48,7 +48,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 
 
-def in_heads(made: Operator, x: Operator, after: Operator) -> Operator:
+def for_each_head(made: Operator, x: Operator, after: Operator) -> Operator:
     """What a term became behind x, in as many heads as it gives: a constant row, which reads nothing of x, is one of
     any number of heads, and by itself of one."""
     if made.out.heads is not H or not made.constant: return made

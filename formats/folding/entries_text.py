@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from formats.folding.fold_plan import FoldPlan, MergeStep
 from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
 from formats.rowwise.scalars import NumberGraph
-from formats.rowwise.stored import Stored, Stores
+from formats.rowwise.stored import StoredColumns, Stores
 from formats.rowwise.vector_text import VectorText
 
 ROWS_OF_ITEM, ABREAST_VECTORS = 16, 4                       # rows of an item; vectors of columns in registers at a time
@@ -80,7 +80,7 @@ class EntriesText(VectorText):
 
     def write_found(self, found: list[str], behind: int, lanes: str) -> None:
         """What is finished, several numbers of a column side by side."""
-        self.stores.add("out", Stored(1, len(found) * behind, len(found) * (behind + 16)))
+        self.stores.add("out", StoredColumns(1, len(found) * behind, len(found) * (behind + 16)))
         if len(found) == 1:
             self.put(f"keep({self.vector(found[0])}, out + 4 * (col + {behind}), {lanes})")
             return

@@ -11,7 +11,7 @@ from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, 
 from formats.folding.fold_sizes import CHUNK_COLUMNS, SCORE_BYTES, UNIT_SIDE
 from formats.kernels.simd.vectors import MANY_REGISTERS
 from formats.rowwise.scalars import NumberGraph, StandIn
-from formats.rowwise.stored import Stored
+from formats.rowwise.stored import StoredColumns
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
@@ -353,9 +353,9 @@ class FoldText(VectorText):
                                   else f"get(held{k} + {SCORE_BYTES} * n + g, None)") for k in range(len(folding.unit))]
             for k, found in enumerate(self.graph(folding.finish, carriers)):
                 self.put(f"keep({self.vector(found)}, found + {SCORE_BYTES} * (n * {width} + {k}) + g, None)")
-                self.stores.add("out", Stored(1, k, k + 1))
+                self.stores.add("out", StoredColumns(1, k, k + 1))
         if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
-        else: self.stores.add("out", Stored(1, 0, 1))
+        else: self.stores.add("out", StoredColumns(1, 0, 1))
         self.stores.check("out", 1, width)                  # of each column so many numbers
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
         lines = "found" if source is None else f"held{source}"

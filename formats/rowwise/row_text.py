@@ -8,7 +8,7 @@ from functools import partial
 
 from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.stored import Stored
+from formats.rowwise.stored import StoredColumns
 from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
@@ -78,7 +78,7 @@ class RowText(VectorText):
         self.put(f"keep({vector}, {place}, {lanes})")
         first, last = self.written_columns
         base, _, _ = place.partition(" ")
-        self.stores.add(base, Stored(self.written_heads, start + first, start + last))
+        self.stores.add(base, StoredColumns(self.written_heads, start + first, start + last))
 
     def row_step(self, h: str) -> str:
         """A head of the result: beside the one before where heads are joined."""

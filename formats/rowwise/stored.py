@@ -2,7 +2,7 @@
 from typing import NamedTuple
 
 
-class Stored(NamedTuple):
+class StoredColumns(NamedTuple):
     """Some lines store these columns, from the first to before the last, of so many heads."""
     heads: int
     first: int
@@ -12,15 +12,15 @@ class Stored(NamedTuple):
 class Stores:
     """What is stored so far, by the word of where it lies."""
 
-    def __init__(self) -> None: self.by_word: dict[str, list[Stored]] = {}
+    def __init__(self) -> None: self.by_word: dict[str, list[StoredColumns]] = {}
 
-    def add(self, word: str, stored: Stored) -> None: self.by_word.setdefault(word, []).append(stored)
+    def add(self, word: str, stored: StoredColumns) -> None: self.by_word.setdefault(word, []).append(stored)
 
     def check(self, word: str, heads: int, cols: int) -> None:
         """Raises ValueError, which names the word, where a column of some head is not stored.
 
             >>> stores = Stores()
-            >>> stores.add("out", Stored(2, 0, 16))
+            >>> stores.add("out", StoredColumns(2, 0, 16))
             >>> stores.check("out", 2, 16)
             >>> stores.check("out", 2, 17)
             Traceback (most recent call last):

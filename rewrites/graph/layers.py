@@ -149,15 +149,15 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
     a program would have one a token: where it is all of an output, it stands behind a value of its space, which enters
     or is the last that the term makes there, or is picked. Raises InputError where no factor is such a value."""
     rows = (x @ term).out.rows
-    if full.out.rows is rows: return full
+    if full.out.rows is rows or not full.constant: return full
     for node in term.walk():
         if node.out.rows is not rows: continue
         if node.kind.name == "entered": return node @ full
         if node.kind.name == "pick" and node.into.rows is T: return full @ node
     prefixes = [flat(prefix, x) for prefix in accumulate(factors(term), matmul)]
     if before := [each for each in prefixes if each.out.rows is rows]: return before[-1] @ full
-    raise InputError(f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is a "
-                     f"value of these: put it behind one, such as given({'x'!r}, n, {str(rows)!r}) @ const(c)")
+    raise InputError(f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is "
+                     f"a value of these: put it behind one, such as given('x', n, '{rows}') @ const(c)")
 
 
 def check_order(full: Operator) -> None:
