@@ -1,11 +1,15 @@
 """What of a batch a step reads: who sees whom in attention, the pattern that its text and its tables make, the mask
-that its kernel reads, and the fields of an interpreted term."""
+that its kernel reads, and the fields and relations of an interpreted term."""
 import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 from formats.masks import Mask
 from opmatrix.algebra.data import Numeric
 from opmatrix.batch import FIELDS, Batch
 from opmatrix.patterns import MAX_TABLES, Pattern, parse
+from opmatrix.relations import Relation, relation
 from opmatrix.runtime.arguments import Arguments
 
 MaskTables = tuple[Numeric, ...]
@@ -57,10 +61,24 @@ def build_mask(where: str, tables: MaskTables, batch: Batch) -> Mask:
     return found.mask(batch.rows)
 
 
+def attributes_of_term(a: Arguments) -> Iterator[list[Any]]:
+    """The attributes of each node of an interpreted term."""
+    yield from (node[2] for node in json.loads(a.term) if len(node) == 3 and isinstance(node[2], list))
+
+
+def relations_of_term(a: Arguments) -> tuple[Relation, ...]:
+    """The relations that an interpreted step reads: where no value has rows of their spaces, they tell how many."""
+    found: dict[Relation, None] = {}
+    for attribute in chain.from_iterable(attributes_of_term(a)):
+        match attribute:
+            case {"relation": [name, rows, cols]}: found[relation(name, rows, cols)] = None
+    return tuple(found)
+
+
 def fields_of_term(a: Arguments) -> dict[str, int]:
     """The fields of the batch that an interpreted step reads, each with the number that all must be below."""
     least: dict[str, int] = {}
-    for _, _, attributes in (node for node in json.loads(a.term) if len(node) == 3 and isinstance(node[2], list)):
+    for attributes in attributes_of_term(a):
         match attributes:
             case [str(name), int(limit), *_] if name in FIELDS: least[name] = min(limit, least.get(name, limit))
     return least

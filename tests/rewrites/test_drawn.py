@@ -113,13 +113,14 @@ def test_degenerate_things_are_drawn():
 
 SPACED = Batch([[0, 1, 2], [3], [4, 4]], inputs={"s": RNG.normal(size=(3, 3)).astype(np.float32),
                                                 "v": RNG.normal(size=(7, 3)).astype(np.float32)},
-               relations={"edges": np.ones((2, 7))})
+               relations={"edges": np.ones((2, 7)), "links": np.tri(7)})
 ROW, TOKENS = const(RNG.normal(size=3)), weight(RNG.normal(size=(5, 3)))
 POOLED = product(given("members"), TOKENS)
 FORGETTING = {
     "tokens": TOKENS @ ROW, "picked": TOKENS @ pick("last") @ ROW, "then picked": TOKENS @ ROW @ pick("last"),
     "sequences": given("s", 3, "S") @ ROW, "another space": given("v", 3, "V") @ ROW, "pooled": POOLED @ ROW,
     "entries": product(given(relation("edges", "R", "V")), given("v", 3, "V")) @ ROW,
+    "of a relation alone": product(given(relation("links", "V", "V")), given("v", 3, "V") @ ROW),
     "a constant pooled": product(given("members"), TOKENS @ ROW),
     "heads": TOKENS @ heads(3) @ const(RNG.normal(size=(3, 1, 2))), "heads of one row": TOKENS @ heads(3) @ ROW,
     "heads joined again": TOKENS @ heads(3) @ const(2.0) @ heads(3).T, "heads that read": TOKENS @ heads(3) @ tanh,

@@ -38,7 +38,7 @@ class interpret(Arguments):
         cols, rows = int(given.cols), size(str(given.rows))
         return Rows(cols, space=rows) if given.heads == 1 else Heads(int(given.heads), cols, space=rows)
 
-    limits = seen.fields_of_term
+    limits, relations = seen.fields_of_term, seen.relations_of_term
 
     def keeps(a) -> bool: return '"keep_top"' in a.term
     reference = exact
