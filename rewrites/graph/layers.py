@@ -48,9 +48,10 @@ def outputs(model: Model) -> dict[str, Operator]:
 
 
 def side_by_side(term: Operator) -> Operator:
-    """A term whose heads are columns of one."""
-    count, _, _ = term.out
-    return term if not isinstance(count, int) or count == 1 else term @ join(count)
+    """A term whose heads are columns of one; caches, which sessions hold, keep theirs."""
+    count, rows, _ = term.out
+    if not isinstance(count, int) or count == 1 or str(rows) == str(C): return term
+    return term @ join(count)
 
 
 def check_possible(model: Model) -> None:
