@@ -72,6 +72,7 @@ class FoldKernel:
         if plan.masked:
             if starts is None: raise ValueError("starts: rows at which sequences begin are needed")
             begins: Record = sequences(starts).starts
+            if begins[-1] != T: raise ValueError(f"starts: sequences end at row {begins[-1]}, where out has {T} rows")
         else: begins = filled(0, T)
         lines, count = address(begins), len(begins) - 1
         places = dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, T), strict=True))
@@ -105,6 +106,7 @@ class FoldKernel:
         separate(out, over=False, **{word: value})
         begins, names = (np.ascontiguousarray(each, np.int64) for each in (starts, at))
         given = np.ascontiguousarray(numbers, np.float32)
+        if len(begins) != rows + 1: raise ValueError(f"starts: of {len(begins) - 1} rows, where out has {rows}")
         if not out.size: return out
         words |= dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, rows), strict=True))
         workers, written = threads(), self.written

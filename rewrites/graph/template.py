@@ -140,7 +140,7 @@ def sizes_of(value: object) -> tuple[int, ...]:
 
 def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ...]], np.ndarray]) -> object:
     if isinstance(value, Data) and prod(value.shape) == 1:  # an eps that nobody would see becomes one that is seen
-        return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
+        return value if abs(value.array.item()) > 1e-3 else Data(abs(draw(tuple(map(int, value.shape)))))
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
         return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # what errors call it

@@ -11,6 +11,7 @@ from searched import relative, structure
 
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import (
@@ -37,6 +38,7 @@ from opmatrix.extents import collect_needs
 from opmatrix.patterns import causal, mask, sequence
 from rewrites.compiler.search import search
 from rewrites.graph.layers import outputs
+from rewrites.graph.template import shrunken
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import TURNED, Method
 from rewrites.run import optimize
@@ -154,6 +156,13 @@ def test_a_constant_of_rows_that_nothing_tells_is_refused():
     model = POOLED @ ROW + POOLED @ const(np.ones(3))
     with pytest.raises(InputError, match=r"a constant row for each row of space S.*put it behind one"):
         search(model, EXACT_LAWS, standin.machine(), SPACED.extents(*collect_needs(model)))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)])
+def test_a_small_number_keeps_its_shape_where_graphs_are_shrunk(shape):
+    """A matrix of one number is no row."""
+    made = shrunken(Data(np.full(shape, -1e-9)), {}, lambda shape: np.ones(shape))
+    assert made.shape == shape and abs(made.array).min() > 1e-3
 
 
 # ---- rows of zeros, luck, cancellation

@@ -256,3 +256,16 @@ def test_a_writer_that_leaves_out_numbers_is_refused(way, monkeypatch):
     monkeypatch.setattr(Stores, "add", lambda stores, word, stored: stored.first or add(stores, word, stored))
     with pytest.raises(ValueError, match=r"^out: its kernel stores \d+ of \d+ columns of 1 heads, and leaves"):
         FoldKernel(plan).text  # noqa: B018
+
+
+@pytest.mark.parametrize("way, said", [("windowed", "starts: sequences end at row 65, where out has 66 rows"),
+                                       ("entries", "starts: of 65 rows, where out has 66")])
+def test_rows_that_no_sequence_has_are_refused(way, said):
+    """They would be left as they were."""
+    case, batch = narrow_case(rows_alone, way, 3)
+    kernel, x, out = found_of(case), [case.operands["x0"]], np.zeros((66, 3), np.float32)
+    with pytest.raises(ValueError, match=said):
+        if way == "windowed": kernel(x, [np.ones(1, np.float32)], out, np.array([0, 65]), (1, 1))
+        else:
+            links = batch.relation(EDGES)
+            kernel.gather(x, out, links.starts[:-1], links.at, links.numbers)
