@@ -253,7 +253,7 @@ def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: Pr
             return beaten(each, other)
     try: error = weighed.error(each)
     except FormatError as complaint: return rejected(each, str(complaint))
-    except Exception as error: return fail(each, f"{type(error).__name__}: {error}")
+    except Exception as failure: return fail(each, f"{type(failure).__name__}: {failure}")
     if np.isnan(error): return fail(each, "what it makes of the weight is not finite")
     if error > limits.error:
         return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")

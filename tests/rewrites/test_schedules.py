@@ -102,12 +102,14 @@ def test_a_law_of_ones_own():
     assert made.applications() == 1 and made.verify()["program"]["float64"]["worst_row"] < 1e-10
 
 
-def test_a_wrong_law_is_named_when_it_is_verified(start):
+def test_a_wrong_law_is_refused_and_named_when_it_is_verified(start, monkeypatch):
     @law(phase=SIMPLIFY, source="nowhere")
     def lose(x: value[n]):
         """Wrong."""
         return x @ gelu, x @ relu
 
+    with pytest.raises(InputError, match="law lose: it is wrong: with x = "): start | lose
+    monkeypatch.setattr("rewrites.derivations.by_hand.admit_laws", lambda laws: (laws, ()))
     made = start | lose
     with pytest.raises(VerificationError, match="level 1: lose"): made.verify()
 
