@@ -295,10 +295,10 @@ def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where
     `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
-    if isinstance(u, Shape): check_pattern(u, where)
+    if isinstance(u, Shape): check_scores(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
 
-def check_pattern(scores: Shape, where: Pattern) -> None:
+def check_scores(scores: Shape, where: Pattern) -> None:
     """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
     instead, or rows of another space than its relation."""
     if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns

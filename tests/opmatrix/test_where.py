@@ -33,7 +33,7 @@ def pooled(x): return product(given("members"), x, over=monoids.mean)
                                     lambda x, where: product(x.T @ x, x.T, over=softmax, where=where).T])
 def test_columns_see_no_rows(where, many, turned):
     def cut(x): return x @ heads(many)
-    with pytest.raises(ShapeError, match="product where .* is a number of columns|lets rows of"):
+    with pytest.raises(ShapeError, match=r"product where .* is a number of columns|lets rows of"):
         TOKENS @ formula(lambda x: turned(cut(x), where))
 
 
