@@ -42,7 +42,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return table
         case "diag":
             return scale_columns(x, const(term.args[0]))
-        case "mul" if scales(term):
+        case "mul" if scales_columns(term):
             return scale_columns(*(flat(child, x, memo) for child in term.children))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
@@ -86,7 +86,7 @@ def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
     return seen_from(field, found.into.rows, x) @ found
 
 
-def scales(term: Operator) -> bool:
+def scales_columns(term: Operator) -> bool:
     """Whether a product of two terms is its first one with columns times a constant row."""
     value, c = term.children
     return bool(c.constant and c.uniform and (not term.linear or value is I)) and not (is_cut(c) and promised(c))
@@ -117,7 +117,7 @@ def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
 
 
 def full(c: Operator, number: int) -> bool:
-    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A
+    """Whether a term is a row of this number. What that row adds or scales_columns vanishes; no fact is read from it. A
     promised row has no numbers yet, and is taken to be of no single one."""
     return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
 

@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, as_int, brief, certain, expect, space
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, T, as_int, brief, certain, expect, space
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
@@ -295,10 +295,10 @@ def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where
     `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
-    if isinstance(u, Shape): check_pattern(u, where)
+    if isinstance(u, Shape): check_scores(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
 
-def check_pattern(scores: Shape, where: Pattern) -> None:
+def check_scores(scores: Shape, where: Pattern) -> None:
     """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
     instead, or rows of another space than its relation."""
     if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
@@ -308,10 +308,11 @@ def check_pattern(scores: Shape, where: Pattern) -> None:
                          "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
     for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
         wanted = space(relation.rows), space(relation.cols)
-        for own, other in zip(scores[1:], wanted, strict=True): expect(own, other)
-        if N not in scores[1:] and scores[1:] != wanted:
+        pairs = [*zip(scores[1:], wanted, strict=True)]
+        if any(own not in (T, N, other) for own, other in pairs):
             raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
                              f"those of {wanted[1]}")
+        for own, other in pairs: expect(own, other)         # T stands for any space until it is known
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum

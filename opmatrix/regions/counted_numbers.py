@@ -29,7 +29,7 @@ class ProductSizes(NamedTuple):
     ordinary: bool
 
 
-class Work(NamedTuple):
+class TermWork(NamedTuple):
     """What reading a term makes: the numbers of its values, and its products."""
     numbers: sympy.Expr
     products: tuple[ProductSizes, ...]
@@ -89,7 +89,7 @@ class CountedShape:
 
 
 @lru_cache(256)
-def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> Work:
+def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> TermWork:
     """What a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
     tables = list_tables(text)                              # which are read as patterns are made; how many see whom is
@@ -98,7 +98,7 @@ def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tupl
                                          for k, shape in enumerate(arrays)])
     start = CountedShape(Shape(1, T, 1), shapes, [], [])
     read(term, start, {})
-    return Work(sympy.Add(*start.made), tuple(start.products))
+    return TermWork(sympy.Add(*start.made), tuple(start.products))
 
 
 def list_tables(text: str) -> set[int]:

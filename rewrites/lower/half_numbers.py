@@ -12,9 +12,9 @@ from rewrites.kinds import adjoint, as_array, by_head, joined
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 HALF_BITS = 11                                              # that a half number has at most, the first one a 1
-ROWS = 64                                                   # of a matrix, before others are made
+ROWS_AT_ONCE = 64                                           # of a matrix, before others are made
 CUTS = adjoint, by_head, joined                             # the numbers of their matrices, elsewhere
-HALF: WeakKeyDictionary[Data, bool] = WeakKeyDictionary()
+HAS_HALF: WeakKeyDictionary[Data, bool] = WeakKeyDictionary()
 BITS: WeakKeyDictionary[Data, int] = WeakKeyDictionary()
 MOVING: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()
 
@@ -36,14 +36,14 @@ def has_half(term: Operator) -> bool:
     """Whether each number of a matrix is one of float16."""
     moved = find_moved(term)
     if moved and all(map(is_half, moved)): return True
-    return bool(moved or more_bits(term) < HALF_BITS) and all(exactly_half(rows) for rows in rows_of(term))
+    return bool(moved or more_bits(term) < HALF_BITS) and all(exactly_half(rows) for rows in piece_rows(term))
 
 
 def is_half(data: Data) -> bool:
     """Whether an array has half numbers, looked up once, turned or not."""
     base = data.base or data
-    if base not in HALF: HALF[base] = exactly_half(base.array)
-    return HALF[base]
+    if base not in HAS_HALF: HAS_HALF[base] = exactly_half(base.array)
+    return HAS_HALF[base]
 
 
 def find_moved(term: Operator) -> list[Data]:
@@ -87,20 +87,20 @@ def count_bits(data: Data) -> int:
     return BITS[data]
 
 
-def rows_of(term: Operator) -> Iterator[np.ndarray]:
+def piece_rows(term: Operator) -> Iterator[np.ndarray]:
     """The numbers of a matrix, or of the one that it turns, a few rows from all over it at a time; all at once where it
     takes any width."""
     width = term.into.cols
-    if term.kind is adjoint: yield from rows_of(term.children[0])
+    if term.kind is adjoint: yield from piece_rows(term.children[0])
     elif not isinstance(width, int): yield np.asarray(as_array(term), np.float32)
     else:
-        for at in spread(width):
+        for at in spread_rows(width):
             units = np.zeros((len(at), width))
             units[np.arange(len(at)), at] = 1
             yield np.asarray(dense(term, units), np.float32)
 
 
-def spread(width: int) -> list[np.ndarray]:
+def spread_rows(width: int) -> list[np.ndarray]:
     """Numbers of rows, a few from all over a matrix in each."""
-    count = -(-width // ROWS)
+    count = -(-width // ROWS_AT_ONCE)
     return [np.arange(first, width, count) for first in range(count)]

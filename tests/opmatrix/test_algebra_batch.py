@@ -66,7 +66,7 @@ def test_bad_input_of_an_operator(small, batch, rng):
         dense(I, np.ones(5))
     with pytest.raises(TypeError, match="depends on the batch"):
         dense(small, rng.normal(size=(6, 11)))
-    with pytest.raises(ShapeError, match="but the batch has 7 rows"):
+    with pytest.raises(ShapeError, match=r"where sequence: scores are \(3 × 3\): 3 is a number of columns"):
         dense(formula(lambda x: x @ x.T @ product(x.T @ x, x.T, where=sequence).T), rng.normal(size=(7, 3)), batch)
 
 

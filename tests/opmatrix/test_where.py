@@ -33,7 +33,7 @@ def pooled(x): return product(given("members"), x, over=monoids.mean)
                                     lambda x, where: product(x.T @ x, x.T, over=softmax, where=where).T])
 def test_columns_see_no_rows(where, many, turned):
     def cut(x): return x @ heads(many)
-    with pytest.raises(ShapeError, match="product where .* is a number of columns|lets rows of"):
+    with pytest.raises(ShapeError, match=r"product where .* is a number of columns|lets rows of"):
         TOKENS @ formula(lambda x: turned(cut(x), where))
 
 
@@ -54,9 +54,10 @@ def test_pooled_rows_have_no_position(where, name):
 
 @named
 def test_rows_of_another_space_are_seen_by_a_relation_alone(where):
-    model = formula(lambda x: product(x @ x.T, x, over=softmax, where=where))
-    if where.relation == EDGES: return parts(FEATURES @ model)
-    with pytest.raises((InputError, ShapeError), match="where"): parts(FEATURES @ model)
+    def model(): return FEATURES @ formula(lambda x: product(x @ x.T, x, over=softmax, where=where))
+    if where.relation == EDGES: assert parts(model())
+    else:
+        with pytest.raises((InputError, ShapeError), match="where"): parts(model())
 
 
 @pytest.mark.parametrize("where", [each for each in [everyone, *PATTERNS] if each.relation is None], ids=str)
@@ -72,7 +73,7 @@ def test_rows_of_tokens_fit_every_pattern_of_positions(where):
 
 
 def test_a_name_is_no_relation():
-    with pytest.raises(TypeError, match="among: 'edges' is no relation"): among("edges")
+    with pytest.raises(TypeError, match="among: edges is no relation"): among("edges")
 
 
 def test_a_relation_of_other_rows_is_refused_for_tokens():

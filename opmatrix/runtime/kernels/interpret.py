@@ -14,10 +14,10 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
-    from opmatrix.regions.counted_numbers import Work
+    from opmatrix.regions.counted_numbers import TermWork
 
 READING = 8                                                 # passes of a kernel that a number of a node is taken to be
-WIDER = 2                                                   # float64 numbers in the room of two of float32
+TWICE_AS_WIDE = 2                                           # float64 numbers in the room of two of float32
 OneValue = Rows | Heads | None
 Read = Array | None
 
@@ -67,23 +67,23 @@ class interpret(Arguments):
         """Computed in float64 and rounded once."""
         return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
-    def scratch(a) -> TermBuffer: return TermBuffer(counted(a).numbers)
+    def scratch(a) -> TermBuffer: return TermBuffer(count_term(a).numbers)
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """So many passes over all the numbers that its nodes make, T² ones too, and its products, in numbers twice as
         wide as those of kernels."""
-        work = counted(a)
+        work = count_term(a)
         def pass_over(numbers: Any) -> tuple[str, dict[str, float]]:
             rows = extents[out.space]
             return "pointwise.norm", {"T": rows, "p": READING * at_extents(numbers, extents) / rows}
         found = [pass_over(work.numbers)]
         for rows, inner, columns, ordinary in work.products:
             sizes = dict(zip("Tnp", (at_extents(each, extents) for each in (rows, inner, columns)), strict=True))
-            found += WIDER * [("linear.dense", sizes)] if ordinary else [pass_over(rows * inner * columns)]
+            found += TWICE_AS_WIDE * [("linear.dense", sizes)] if ordinary else [pass_over(rows * inner * columns)]
         return found
 
 
-def counted(a: Arguments) -> "Work":
+def count_term(a: Arguments) -> "TermWork":
     """What reading its term makes."""
     from opmatrix.regions.counted_numbers import count_work
     values, arrays = split_operands(a)
