@@ -300,7 +300,7 @@ class EntryValue:
         return made if made.cols == wanted else made.cut(wanted)
 
     def cut(self, wanted: AxisPieces) -> EntryValue:
-        """The same columns in smaller pieces, where those that are cut are all alike."""
+        """Smaller pieces of the same columns, where those that are cut are all alike."""
         own, new = [0, *ends(self.cols)], [0, *ends(wanted)]
         if not {*own} <= {*new}: raise CutNeeded(size_in_all(self.cols), own)
         at = {end: k for k, end in enumerate(own)}

@@ -115,8 +115,8 @@ SCENES = (Scene(draw_normal(1.0)), Scene(draw_normal(1.0), ROWS, kind=1), Scene(
           *(Scene(draw_normal(size)) for size in SIZES_TRIED), Scene(draw_normal(1.0), ONE_TOKEN, kind=1),
           *(Scene(draw_normal(1.0), single=single) for single in range(3)), Scene(draw_special, ROWS),
           Scene(draw_normal(4.0), ROWS))
-TRIED_NUMBERS = (f"{len(SCENES)} inputs of sizes {min(SIZES_TRIED):g} to {max(SIZES_TRIED):g}, zeros and ties; relative "
-                 f"differences below {MIN_DIFFERENCE:g} are not seen")
+TRIED_NUMBERS = (f"{len(SCENES)} inputs, of sizes {min(SIZES_TRIED):g} to {max(SIZES_TRIED):g}, zeros, ties; "
+                 f"relative differences below {MIN_DIFFERENCE:g} are not seen")
 MOST_ENCLOSED = 6                                           # inputs at which intervals are computed
 
 
