@@ -5,7 +5,7 @@ a polynomial (rewrites/proofs/laws/functions.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import isfinite
@@ -117,6 +117,7 @@ class EntryValue:
     rows: AxisPieces
     cols: AxisPieces
     at: dict[EntryPlace, Polynomial]
+    absent: bool = False                                    # whether it is a relation: zeros of it are no entries
 
     @classmethod
     def of(cls, forms: Forms, heads: int, rows: AxisPieces, cols: AxisPieces, entry: Entry) -> EntryValue:
@@ -227,7 +228,7 @@ class EntryValue:
         return self.forms.leaf(("by distance", table, most), table.shape[0], self.rows, self.rows)
     def related(self, relation: Relation) -> EntryValue:
         shape = Shape(1, T, N).related(relation)
-        return self.forms.leaf(("related", relation), 1, (shape.rows,), (shape.cols,))
+        return replace(self.forms.leaf(("related", relation), 1, (shape.rows,), (shape.cols,)), absent=True)
     def entered(self, port: Port) -> EntryValue:
         shape = Shape(1, T, N).entered(port)
         return self.forms.leaf(("entered", port), port.heads, (shape.rows,), self.forms.pieces(port.columns))
@@ -254,7 +255,7 @@ class EntryValue:
             left = [self.ring.moved(self.entry(h, i, k), {COLUMN_INDEX: INNER}) for k in range(len(self.cols))]
             right = [self.ring.moved(other.entry(h, k, j), {ROW_INDEX: INNER}) for k in range(len(self.cols))]
             return MergedLine(self.forms.functions, self.cols, left, right, seen, absent)
-        absent = not over.ordinary and any(is_related(p) for p in self.at.values())
+        absent = self.absent and not over.ordinary
         return EntryValue.of(self.forms, max(self.heads, other.heads), self.rows, other.cols,
                         lambda *at: line(*at).over(over))
 
@@ -366,8 +367,3 @@ def cut_alike(a: AxisPieces, b: AxisPieces, same: bool = False) -> None:
     both = {*ends(a), *ends(b)}
     if same: raise GaveUp("heads in unlike pieces")
     raise CutNeeded(size_in_all(a), both)
-
-
-def is_related(p: Polynomial) -> bool:
-    """Whether entries of a relation are among its atoms: what is none is left out of a product."""
-    return any(head.content[:1] == ("related",) for each in p.terms for head, _ in each.factors)

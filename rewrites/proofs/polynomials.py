@@ -24,6 +24,9 @@ IndexTuple: TypeAlias = tuple[int, ...]
 AtomAt: TypeAlias = tuple["Head", IndexTuple]
 
 
+LOST = Fraction(1, 2 ** 43)                                 # of a number: less is not told apart for certain
+
+
 class GaveUp(Exception):
     """A polynomial that is too large, or a term that has none."""
 
@@ -161,7 +164,10 @@ class Ring:
         """The sum, in which arrays at equal places are one."""
         total: TermNumbers = {}
         for part in parts:
-            for each, number in part.terms.items(): total[each] = total.get(each, Fraction(0)) + number
+            for each, number in part.terms.items():
+                before = total.get(each, Fraction(0))
+                check_seen(before, number)
+                total[each] = before + number
         return self.gathered({each: number for each, number in total.items() if number})
 
     def gathered(self, terms: TermNumbers) -> Polynomial:
@@ -179,6 +185,8 @@ class Ring:
             total = sum(number * numbers_of(head) for number, head in zip(by, heads, strict=True))
             sizes = sum(abs(number) * magnitudes_of(head) for number, head in zip(by, heads, strict=True))
             self.evaluated += len(those) > 1
+            parts = [abs(number * numbers_of(head)) for number, head in zip(by, heads, strict=True)]
+            if any(((part > 0) & (part < float(LOST) * sizes)).any() for part in parts): raise GaveUp("numbers too far apart")
             if not np.any(total): continue
             factors = list(those[0].factors)
             factors[place] = self.array(np.asarray(total), np.asarray(sizes)), factors[place][1]
@@ -248,6 +256,12 @@ class Ring:
         total, sizes = (np.asarray(np.einsum(text, *map(of, heads))) for of in (numbers_of, magnitudes_of))
         self.evaluated += len(known) > 1
         return [*rest, (self.array(total, sizes), tuple(left))]
+
+
+def check_seen(one: Fraction, other: Fraction) -> None:
+    """Raises GaveUp where one of two numbers would be lost in their sum, as numbers are told apart."""
+    least, most = sorted((abs(one), abs(other)))
+    if 0 < least < LOST * most: raise GaveUp("numbers too far apart")
 
 
 def numbers_of(head: Head) -> EntryFloats:
