@@ -186,7 +186,8 @@ class Ring:
             sizes = sum(abs(number) * magnitudes_of(head) for number, head in zip(by, heads, strict=True))
             self.evaluated += len(those) > 1
             parts = [abs(number * numbers_of(head)) for number, head in zip(by, heads, strict=True)]
-            if any(((part > 0) & (part < float(LOST) * sizes)).any() for part in parts): raise GaveUp("numbers too far apart")
+            lost = [(part > 0) & (part < float(LOST) * sizes) for part in parts]
+            if np.any(lost): raise GaveUp("numbers too far apart")
             if not np.any(total): continue
             factors = list(those[0].factors)
             factors[place] = self.array(np.asarray(total), np.asarray(sizes)), factors[place][1]
