@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from operator import add
+from typing import TypeAlias
 
 import sympy
 
@@ -13,17 +14,17 @@ from opmatrix.algebra.operators import symbol
 from opmatrix.algebra.shapes import H, LiveSize, N, ShapeError, T, as_int, size
 from opmatrix.algebra.term import KINDS, Operator, substitute
 from opmatrix.patterns import everyone
-from rewrites.proofs.entry_forms import Cut, Forms, Pieces, Place, Value, ends, total
-from rewrites.proofs.polynomials import COLUMN, ROW, ZERO, GaveUp, Monomial, Polynomial, are_equal
+from rewrites.proofs.entry_forms import AxisPieces, CutNeeded, EntryPlace, EntryValue, Forms, ends, size_in_all
+from rewrites.proofs.polynomials import COLUMN_INDEX, NO_TERMS, ROW_INDEX, GaveUp, Monomial, Polynomial, are_equal
 
 # ---- operators of which only properties are known
 
-def through(x: Value, term: Operator) -> Value:
+def through(x: EntryValue, term: Operator) -> EntryValue:
     """What a symbol gives at a value, by its declared properties."""
     forms, out, into = x.forms, term.out, term.into
     heads = x.heads if out.heads is H else out.heads
     if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
-    if into.cols is not N and total(x.cols) != into.cols: raise GaveUp("other columns")
+    if into.cols is not N and size_in_all(x.cols) != into.cols: raise GaveUp("other columns")
     cols = x.cols if out.cols is N else forms.pieces(out.cols)
     rows = x.rows if out.rows is T else forms.pieces(out.rows)
     if term.constant: return forms.leaf(("symbol", term), heads, rows, cols, term.uniform)
@@ -35,34 +36,36 @@ def through(x: Value, term: Operator) -> Value:
         size = next((abs(p.leading) for p in x.at.values() if p.terms), Fraction(1))
         if size != 1: return through(x.scaled(1 / size), term).scaled(size)
     if term.maps_zero_to_zero and not any(p.terms for p in x.at.values()):
-        return Value.of(forms, heads, rows, cols, lambda *_: ZERO)
+        return EntryValue.of(forms, heads, rows, cols, lambda *_: NO_TERMS)
     parts = additive_parts(x) if term.additive else [(Fraction(1), x)]
     found = [opaque(part, term, heads, rows, cols).scaled(number) for number, part in parts]
-    return reduce(add, found) if found else Value.of(forms, heads, rows, cols, lambda *_: ZERO)
+    return reduce(add, found) if found else EntryValue.of(forms, heads, rows, cols, lambda *_: NO_TERMS)
 
 
-def additive_parts(x: Value) -> list[tuple[Fraction, Value]]:
+def additive_parts(x: EntryValue) -> list[tuple[Fraction, EntryValue]]:
     """A value as a sum of values of one term each, with its number."""
-    def alone(place: Place, each: Monomial) -> Value:
+    def alone(place: EntryPlace, each: Monomial) -> EntryValue:
         one = Polynomial({each: Fraction(1)})
-        return x.made(lambda *at: one if at == place else ZERO)
+        return x.made(lambda *at: one if at == place else NO_TERMS)
     return [(number, alone(place, each)) for place, p in x.at.items() for each, number in p.terms.items()]
 
 
-def opaque(x: Value, term: Operator, heads: int, rows: Pieces, cols: Pieces) -> Value:
+def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: AxisPieces) -> EntryValue:
     """What an operator gives of which nothing else is known: a function of one row, or of the whole value."""
     by_row = term.row_wise and rows == x.rows
     if by_row and not term.uniform: x.tokens()
     def entry(h: int, i: int, j: int) -> Polynomial:
         seen = tuple((at, p.key) for at, p in x.at.items() if not by_row or at[1] == i)
         known = ("symbol", term, x.cols, () if by_row else x.rows, seen)
-        at = (*((ROW,) if rows[i] != 1 else ()), *((COLUMN,) if cols[j] != 1 else ()))
+        at = (*((ROW_INDEX,) if rows[i] != 1 else ()), *((COLUMN_INDEX,) if cols[j] != 1 else ()))
         head = x.ring.head(*known, h, 0 if by_row else ends(rows)[i], ends(cols)[j])
         return x.ring.atom(head, at)
-    return Value.of(x.forms, heads, rows, cols, entry)
+    return EntryValue.of(x.forms, heads, rows, cols, entry)
 
 
 # ---- two operators
+
+AxisCuts: TypeAlias = dict[LiveSize, set[LiveSize]]         # by size of an axis, where pieces of it end
 
 MOST_CUTS, MOST_COLUMNS = 12, 8                             # times that axes are cut anew; columns that are told apart
 
@@ -88,21 +91,21 @@ class EntryProof:
 def compare_entries(left: Operator, right: Operator) -> EntryProof:
     """Whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where few
     columns are a number, each by itself."""
-    found = compared(left, right, {})
+    found = compare_in_pieces(left, right, {})
     few = {size for side in (left, right) for node in side.walk() for shape in (node.into, node.out)
            for size in shape[1:] if isinstance(size, int) and 1 < size}
     if found.proved or not few or max(few) > MOST_COLUMNS: return found
-    apart = compared(left, right, {size: {*range(1, size + 1)} for size in few})
+    apart = compare_in_pieces(left, right, {size: {*range(1, size + 1)} for size in few})
     return apart if apart.proved else found
 
 
-def compared(left: Operator, right: Operator, cuts: dict[LiveSize, set[LiveSize]]) -> EntryProof:
+def compare_in_pieces(left: Operator, right: Operator, cuts: AxisCuts) -> EntryProof:
     """Both sides at one value of which nothing is known, with axes cut as that needs."""
     for _ in range(MOST_CUTS):
         forms = Forms(through, cuts=cuts)
         try: one, other = read_entries(forms, left, right)
         except (GaveUp, ShapeError) as error: return EntryProof(False, reason=str(error))
-        except Cut as cut:
+        except CutNeeded as cut:
             try: cuts = cut_more(cuts, cut, forms.sizes)
             except GaveUp as error: return EntryProof(False, reason=str(error))
         else:
@@ -111,7 +114,7 @@ def compared(left: Operator, right: Operator, cuts: dict[LiveSize, set[LiveSize]
     return EntryProof(False, reason=f"axes in more than {MOST_CUTS} ways")
 
 
-def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[LiveSize]) -> dict[LiveSize, set[LiveSize]]:
+def cut_more(cuts: AxisCuts, cut: CutNeeded, sizes: Iterable[LiveSize]) -> AxisCuts:
     """Cuts, and one that is asked for: where there is that already, of the axes that are so many times as large, which
     heads are cut of."""
     if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
@@ -125,7 +128,7 @@ def cut_more(cuts: dict[LiveSize, set[LiveSize]], cut: Cut, sizes: Iterable[Live
     return more
 
 
-def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, Value]:
+def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[EntryValue, EntryValue]:
     """What both give at one value, in the same pieces and heads."""
     sides = left, right
     columns = next((side.into.cols for side in sides if side.into.cols is not N), size("columns of x"))
@@ -139,4 +142,4 @@ def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[Value, 
     one, other = (substitute(side, called)(x) for side in sides)
     one, other = one.met(other)
     heads = max(one.heads, other.heads)
-    return tuple(Value.of(forms, heads, each.rows, each.cols, each.entry) for each in (one, other))   # type: ignore[return-value]
+    return tuple(EntryValue.of(forms, heads, each.rows, each.cols, each.entry) for each in (one, other))   # type: ignore[return-value]

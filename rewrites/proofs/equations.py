@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import sympy
@@ -252,11 +252,11 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    return Question(left, right, budget).answer(tuple(laws) if laws is not None else None)
+    return TriedEquation(left, right, budget).answer(tuple(laws) if laws is not None else None)
 
 
 @dataclass
-class Question:
+class TriedEquation:
     """One equation while it is tried in several ways."""
 
     left: Operator
@@ -294,11 +294,11 @@ class Question:
 
     def ways_of(self, laws: tuple[Law, ...]) -> list[Callable[[], Proof | None]]:
         """What is tried with laws that are given."""
-        parts = [(name, known) for name, known in KNOWN if {*known} < {*laws}]
+        parts = [(name, known) for name, known in LAW_SETS if {*known} < {*laws}]
         own = tuple(law for law in laws if not any(law in known for _, known in parts))
         parts += [("the laws that are given beside those", own)] if parts and own else []
         found = [lambda: self.by("the laws that are given", laws)]
-        found += [lambda name=name, known=known: self.by(name, known) for name, known in parts]
+        found += [partial(self.by, name, known) for name, known in parts]
         if any(law.canonical for law in laws):
             kept = without_subsuming(laws)
             found.append(lambda: self.by("the laws that are given, nothing left out", kept))
@@ -334,7 +334,7 @@ class Question:
         return "state a step between the sides as a law, laws=(*opmatrix.laws, step)"
 
 
-KNOWN = (("the laws of values", values.VALUE_LAWS), ("the laws of the search", EXACT_LAWS),
+LAW_SETS = (("the laws of values", values.VALUE_LAWS), ("the laws of the search", EXACT_LAWS),
          ("the laws of values and of numbers that cancel", values.VALUE_LAWS + cancelling.CANCELLING_LAWS))
 
 

@@ -2,7 +2,7 @@
 laws (rewrites/proofs/laws/functions.py)."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import permutations
@@ -11,39 +11,39 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opmatrix.algebra.nodes import exp, reciprocal
-from opmatrix.algebra.operators import I, log, relu, rsqrt
+from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, reciprocal
+from opmatrix.algebra.operators import I, relu, rsqrt
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.law import Law
-from rewrites.proofs.law_shapes import Shaped, shaped
+from rewrites.proofs.law_shapes import LawsByShape, shaped
 from rewrites.proofs.polynomials import (
-    ONE,
-    ZERO,
-    At,
-    Factor,
+    NO_TERMS,
+    UNIT_TERM,
+    AtomAt,
     GaveUp,
     Head,
+    IndexTuple,
     Monomial,
     Polynomial,
     Ring,
-    Terms,
-    constant,
-    heads_of,
+    TermNumbers,
+    as_polynomial,
+    head_numbers,
     order_of,
     parts_of,
     split_off,
-    without,
+    without_factors,
 )
 
 ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
 MOST_FACTORS = 24                                           # powers of e in a product
+LOGARITHM = SCALAR_FUNCTIONS["log"]
 INNER = 2                                                   # the index that a product over a monoid merges
 POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
-Body: TypeAlias = Callable[[Polynomial], Polynomial]
 
 
-Exponents: TypeAlias = dict[tuple[Monomial, At], Fraction]  # what e is raised to in a product, term by term
+Exponents: TypeAlias = dict[tuple[Monomial, IndexTuple], Fraction]  # what e is raised to in a product, term by term
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Functions:
     """Functions of polynomials of a ring, each in one form. `inner` is what an atom is a function of, over the indices
     0, 1, .. in the order in which it stands at its own."""
     ring: Ring
-    laws: Shaped = field(default_factory=shaped)
+    laws: LawsByShape = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)             # names of laws
 
@@ -64,9 +64,9 @@ class Functions:
         return self.of_lines(("of", f), [p], sorted(p.free))
 
     def of_lines(self, content: tuple[object, ...], line: Sequence[Polynomial], places: Sequence[int],
-                 commutes: bool = False, more: At = ()) -> Polynomial:
+                 commutes: bool = False, more: IndexTuple = ()) -> Polynomial:
         """What depends on several polynomials over some indices, in any order where it commutes."""
-        best: tuple[Any, At, list[Polynomial]] | None = None
+        best: tuple[Any, IndexTuple, list[Polynomial]] | None = None
         keys = set[Any]()
         for order in permutations(places):
             to = {index: k for k, index in enumerate(order)}
@@ -81,14 +81,14 @@ class Functions:
         if len(line) == 1: self.inner.setdefault(head, best[2][0])
         return self.ring.atom(head, (*best[1], *more))
 
-    def is_of(self, factor: Factor, f: object) -> bool: return factor[0].content[:2] == ("of", f)   # type: ignore[index]
+    def is_of(self, factor: AtomAt, f: object) -> bool: return factor[0].content[:2] == ("of", f)
 
-    def argument(self, factor: Factor) -> Polynomial:
+    def argument(self, factor: AtomAt) -> Polynomial:
         """What an atom is a function of, at its indices, which are free."""
         head, at = factor
         return self.ring.moved(self.inner[head], dict(enumerate(at)))
 
-    def single(self, p: Polynomial) -> Factor | None:
+    def single(self, p: Polynomial) -> AtomAt | None:
         """The atom that a polynomial is."""
         if len(p.terms) != 1: return None
         (each, number), = p.terms.items()
@@ -102,19 +102,19 @@ class Functions:
         if f is exp: return self.power(p)
         if law := self.laws.definitions.get(f): return self.by(law, p)
         if (factor := self.single(p)) and factor[0] in self.inner:
-            law = self.laws.behind.get((f, factor[0].content[1]))       # type: ignore[index]
+            law = self.laws.behind.get((f, factor[0].content[1]))
             if law: return self.by(law, self.argument(factor))
         if f in POWERS: return self.inverse(f, p)
-        if f is log: return self.logarithm(p)
+        if f is LOGARITHM: return self.logarithm(p)
         return self.plain(f, p)
 
     def of_number(self, f: Operator, number: Fraction) -> Polynomial:
-        if number == 0 and f.maps_zero_to_zero: return ZERO
+        if number == 0 and f.maps_zero_to_zero: return NO_TERMS
         if any(node.kind is KINDS["symbol"] for node in f.walk()):
             return self.ring.atom(self.ring.head("of number", f, number), ())
         with np.errstate(all="ignore"): found = float(dense(f, np.array([[float(number)]]))[0, 0])
         if not isfinite(found): raise GaveUp(f"{f} of {float(number):g}")
-        return constant(found)
+        return as_polynomial(found)
 
     def by(self, law: Law, p: Polynomial) -> Polynomial:
         """The right side of a law at a polynomial."""
@@ -124,12 +124,12 @@ class Functions:
         for node in right.walk():
             match node.kind.name, node.args:
                 case "compose", (a, f) if f.kind is KINDS["mul"]:
-                    values[node] = values[a].scaled(values[f.args[1]].terms[ONE])
+                    values[node] = values[a].scaled(values[f.args[1]].terms[UNIT_TERM])
                 case "compose", (a, f): values[node] = self.apply(f, values[a])
                 case "add", (a, b): values[node] = self.ring.add(values[a], values[b])
                 case "mul", (a, b) if a is I: values[node] = values[b]
                 case "mul", (a, b): values[node] = self.ring.multiply(values[a], values[b])
-                case "const", (data,): values[node] = constant(data[0])
+                case "const", (data,): values[node] = as_polynomial(data[0])
                 case _ if not node.children: values[node] = p
         return values[right]
 
@@ -141,7 +141,7 @@ class Functions:
             if size != 1: return self.apply(f, p.scaled(1 / size)).scaled(size)
         if p.leading < 0 and (law := self.laws.reflections.get(f)): return self.by(law, p.scaled(Fraction(-1)))
         if f.positively_homogeneous and f.maps_zero_to_zero and (shared := self.positive_factor(p)):
-            rest = Polynomial({without(each, shared): number for each, number in p.terms.items()})
+            rest = Polynomial({without_factors(each, shared): number for each, number in p.terms.items()})
             outside = self.ring.simple([*shared], (), Fraction(1))
             return self.ring.multiply(outside, self.apply(f, self.ring.add(rest)))
         return self.atom(f, p)
@@ -149,7 +149,7 @@ class Functions:
     def rectified(self, p: Polynomial) -> Polynomial | None:
         """relu of what has a sign for certain, and relu(a relu(u) - b) as relu(a u - b), where a and b are positive."""
         if self.is_positive(p): return p
-        if self.is_positive(p.scaled(Fraction(-1))): return ZERO
+        if self.is_positive(p.scaled(Fraction(-1))): return NO_TERMS
         for each, number in p.terms.items():
             factor = self.single(Polynomial({each: Fraction(1)}))
             if number < 0 or factor is None or not self.is_of(factor, relu): continue
@@ -164,37 +164,37 @@ class Functions:
             factor = self.single(Polynomial({each: Fraction(1)}))
             if number < 0 or factor is None or not self.is_of(factor, relu): continue
             u = self.argument(factor)
-            first, by = next((term for term in u.ordered if term[0] != ONE), (ONE, Fraction(0)))
+            first, by = next((term for term in u.ordered if term[0] != UNIT_TERM), (UNIT_TERM, Fraction(0)))
             taken = -p.terms.get(first, Fraction(0)) / by if by else Fraction(0)
             if not 0 < taken <= number: continue
             rest = self.ring.add(p, Polynomial({each: -taken}), u.scaled(taken))
             return self.is_positive(rest)
-        def even(each: Monomial, factor: Factor) -> bool:
+        def even(each: Monomial, factor: AtomAt) -> bool:
             return each.factors.count(factor) % 2 == 0 and all(i >= 0 for i in factor[1])
         return all(number > 0 and all(self.is_positive_atom(factor) or even(each, factor) for factor in each.factors)
                    for each, number in p.terms.items())
 
-    def is_positive_atom(self, factor: Factor) -> bool:
+    def is_positive_atom(self, factor: AtomAt) -> bool:
         content: Any = factor[0].content
         if content[0] in ("size", "one over size", "sees"): return True
         if self.is_of_power(factor): return True
         return content[0] == "of" and (relu, content[1]) in self.laws.behind
 
-    def is_above_zero(self, factor: Factor) -> bool:
+    def is_above_zero(self, factor: AtomAt) -> bool:
         """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
         if self.is_of_power(factor): return True
         return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
 
     def is_sum_of_powers(self, p: Polynomial) -> bool:
         """Whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
-        def seen(factor: Factor) -> bool:
+        def seen(factor: AtomAt) -> bool:
             content = factor[0].content
             return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
         return all(number > 0 and any(map(self.is_of_power, each.factors))
                    and all(self.is_of_power(factor) or seen(factor) for factor in each.factors)
                    for each, number in p.terms.items())
 
-    def is_of_power(self, factor: Factor) -> bool:
+    def is_of_power(self, factor: AtomAt) -> bool:
         """Whether an atom is e to some power."""
         return self.is_of(factor, exp) or factor[0].content[:1] == ("power",)
 
@@ -213,7 +213,7 @@ class Functions:
                     return self.ring.simple(rest_factors, rest.bound, Fraction(1))
         return None
 
-    def positive_factor(self, p: Polynomial) -> list[Factor]:
+    def positive_factor(self, p: Polynomial) -> list[AtomAt]:
         """Atoms that are never negative, of all terms."""
         first, *rest = p.terms
         shared = [factor for factor in dict.fromkeys(first.factors)
@@ -226,9 +226,9 @@ class Functions:
     def power(self, p: Polynomial) -> Polynomial:
         """e to the power of a polynomial: a factor for each of its terms; for those of equal indices together, where
         they are many."""
-        groups: dict[frozenset[int], Terms] = {}
+        groups: dict[frozenset[int], TermNumbers] = {}
         for each, number in p.terms.items(): groups.setdefault(each.free, {})[each] = number
-        made = constant(1)
+        made = as_polynomial(1)
         for free, group in groups.items():
             if len(group) > MOST_FACTORS: factor = self.of_lines(("power",), [Polynomial(group)], sorted(free))
             else: factor = self.power_by_term(Polynomial(group))
@@ -237,19 +237,19 @@ class Functions:
 
     def power_by_term(self, p: Polynomial) -> Polynomial:
         """e to the power of a polynomial of few terms."""
-        made = constant(1)
+        made = as_polynomial(1)
         for each, number in p.ordered:
-            if each == ONE:
+            if each == UNIT_TERM:
                 with np.errstate(over="ignore"): found = float(np.exp(float(number)))
                 if not isfinite(found) or found == 0: raise GaveUp(f"e to the power {float(number):g}")
-                factor = constant(found)
+                factor = as_polynomial(found)
             else: factor = self.power_of_term(each, number)
             made = self.ring.multiply(made, factor)
         return made
 
     def power_of_term(self, each: Monomial, number: Fraction) -> Polynomial:
         if abs(number) == 1 and (factor := self.single(Polynomial({each: Fraction(1)}))) and factor[0] in self.inner:
-            if law := self.laws.behind.get((exp, factor[0].content[1])):        # type: ignore[index]
+            if law := self.laws.behind.get((exp, factor[0].content[1])):
                 found = self.by(law, self.argument(factor))
                 return found if number == 1 else self.apply(reciprocal, found)
         return self.atom(exp, Polynomial({each: number}))
@@ -300,7 +300,7 @@ class Functions:
     def one_and_power(self, p: Polynomial) -> tuple[Fraction, Polynomial, Polynomial] | None:
         """c, u and v of c e^u (1 + e^v), where a polynomial is that."""
         if len(p.terms) != 2: return None
-        terms = sorted(p.terms.items(), key=lambda term: (term[0] != ONE, term[0].key, heads_of(term[0])))
+        terms = sorted(p.terms.items(), key=lambda term: (term[0] != UNIT_TERM, term[0].key, head_numbers(term[0])))
         (one, c), (other, d) = terms
         if c != d or not (self.is_power(one) and self.is_power(other)): return None
         u, w = (self.logarithm_of(self.exponents(each)) for each in (one, other))
@@ -333,11 +333,11 @@ class Functions:
         if held:
             inner = Monomial(tuple(factor for factor in each.factors if factor in held), each.bound)
             parts.append(self.atom(reciprocal, Polynomial({inner: Fraction(1)})))
-        made = constant(1 / number)
+        made = as_polynomial(1 / number)
         for part in parts: made = self.ring.multiply(made, part)
         return made
 
-    def inverse_of_factor(self, factor: Factor) -> Polynomial:
+    def inverse_of_factor(self, factor: AtomAt) -> Polynomial:
         head, at = factor
         match head.content:
             case ("size", size): return self.ring.atom(self.ring.head("one over size", size), ())
@@ -349,11 +349,11 @@ class Functions:
     def logarithm(self, p: Polynomial) -> Polynomial:
         if parts := self.one_and_power(p):
             c, u, v = parts
-            return self.ring.add(u, self.by(self.laws.behind_one[log, exp], v), self.of_number(log, c))
+            return self.ring.add(u, self.by(self.laws.behind_one[LOGARITHM, exp], v), self.of_number(LOGARITHM, c))
         scale, shared = abs(p.leading), self.shared_powers(p)
-        if not shared.terms and scale == 1: return self.atom(log, p)
+        if not shared.terms and scale == 1: return self.atom(LOGARITHM, p)
         rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))).scaled(1 / scale)
-        return self.ring.add(shared, self.of_number(log, scale), self.apply(log, rest))
+        return self.ring.add(shared, self.of_number(LOGARITHM, scale), self.apply(LOGARITHM, rest))
 
     # ---- products of functions
 
@@ -370,11 +370,11 @@ class Functions:
                     return self.replaced(each, [factor, *other], law, factor)
         return None
 
-    def factors_of_power(self, factor: Factor) -> list[Factor]:
+    def factors_of_power(self, factor: AtomAt) -> list[AtomAt]:
         """The factors of e to the power of minus what an atom is of; none where a number is among its terms."""
         inner = self.inner[factor[0]]
-        if ONE in inner.terms: return []
-        made: list[Factor] = []
+        if UNIT_TERM in inner.terms: return []
+        made: list[AtomAt] = []
         for each, number in inner.terms.items():
             p = self.atom(exp, Polynomial({each: -number}))
             (term, _), = p.terms.items()
@@ -383,12 +383,12 @@ class Functions:
             made.append((head, tuple(factor[1][i] for i in at)))
         return made
 
-    def replaced(self, each: Monomial, factors: list[Factor], law: Law, of: Factor) -> Polynomial:
+    def replaced(self, each: Monomial, factors: list[AtomAt], law: Law, of: AtomAt) -> Polynomial:
         """A product with some of its factors replaced by the right side of a law."""
         opened = {-k - 1: 100 + k for k in range(len(each.bound))}
         rest = list(each.factors)
         for factor in factors: rest.remove(factor)
-        def free(factor: Factor) -> Factor: return factor[0], tuple(opened.get(i, i) for i in factor[1])
+        def free(factor: AtomAt) -> AtomAt: return factor[0], tuple(opened.get(i, i) for i in factor[1])
         made = self.by(law, self.argument(free(of)))
         made = self.ring.multiply(self.ring.simple([free(factor) for factor in rest], (), Fraction(1)), made)
         for k, size in enumerate(each.bound): made = self.ring.summed(made, 100 + k, size)

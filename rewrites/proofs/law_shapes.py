@@ -9,7 +9,7 @@ from rewrites.proofs.laws.functions import FUNCTION_LAWS
 
 
 @dataclass
-class Shaped:
+class LawsByShape:
     """Laws by the shape of their left sides: f(u), f(-u), f(g(u)), f(g(u) + 1), f(u) times g(v)."""
     definitions: dict[Operator, Law] = field(default_factory=dict)
     reflections: dict[Operator, Law] = field(default_factory=dict)
@@ -19,9 +19,9 @@ class Shaped:
 
 
 @cache
-def shaped(laws: tuple[Law, ...] = FUNCTION_LAWS) -> Shaped:
+def shaped(laws: tuple[Law, ...] = FUNCTION_LAWS) -> LawsByShape:
     """Each law where its shape is looked for."""
-    made = Shaped()
+    made = LawsByShape()
     for law in laws:
         (left,), _ = law.sides()
         x = next(node for node in left.walk() if not node.children)

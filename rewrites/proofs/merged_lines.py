@@ -9,15 +9,15 @@ from typing import Any
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import exp, reciprocal
-from opmatrix.algebra.operators import log, relu
+from opmatrix.algebra.operators import relu
 from opmatrix.algebra.shapes import LiveSize
-from rewrites.proofs.function_forms import INNER, ZERO_OR_RECIPROCAL
+from rewrites.proofs.function_forms import INNER, LOGARITHM, ZERO_OR_RECIPROCAL
 from rewrites.proofs.ordered_forms import OrderedForms, outer
-from rewrites.proofs.polynomials import At, GaveUp, Polynomial, constant
+from rewrites.proofs.polynomials import GaveUp, IndexTuple, Polynomial, as_polynomial
 
 
 @dataclass(frozen=True)
-class Line:
+class MergedLine:
     """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it.
     Where the left are entries of a relation, those that are zero are `absent`."""
     functions: OrderedForms
@@ -68,7 +68,7 @@ class Line:
             share = functions.inverse(f, mass)
             return [ring.multiply(p, share) for p in powers]
         if monoid is monoids.mean and self.seen is not None:
-            seen = self.seen_of([constant(1)] * len(self.sizes))
+            seen = self.seen_of([as_polynomial(1)] * len(self.sizes))
             share = functions.inverse(ZERO_OR_RECIPROCAL, self.summed(seen))
             return [ring.multiply(ring.multiply(a, b), share) for a, b in zip(self.left, seen, strict=True)]
         if monoid is monoids.mean: return [ring.multiply(p, self.one_over_size()) for p in self.left]
@@ -82,7 +82,7 @@ class Line:
         return [self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
                 for j, size in enumerate(self.sizes)]
 
-    def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: At = ()) -> Polynomial:
+    def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: IndexTuple = ()) -> Polynomial:
         """What depends on the whole line, and on what is seen of it."""
         whole = [*line, *(() if self.seen is None else (self.seen,))]
         return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, outer(whole), more=more)
@@ -95,8 +95,7 @@ class Line:
 
     def one_over_size(self) -> Polynomial:
         """One over how many are merged."""
-        whole = Line(self.functions, self.sizes, [constant(1)] * len(self.sizes), [constant(1)] * len(self.sizes), None)
-        return self.functions.inverse(reciprocal, whole.summed(whole.left))
+        return self.functions.inverse(reciprocal, self.summed([as_polynomial(1)] * len(self.sizes)))
 
     def largest(self) -> Polynomial:
         return self.functions.largest([*zip(self.sizes, self.products(), strict=True)])
@@ -110,7 +109,7 @@ class Line:
     def squares(self) -> Polynomial:
         return self.summed([self.functions.ring.multiply(p, p) for p in self.products()])
 
-    def logarithm(self) -> Polynomial: return self.functions.apply(log, self.summed(self.of_each(exp)))
+    def logarithm(self) -> Polynomial: return self.functions.apply(LOGARITHM, self.summed(self.of_each(exp)))
 
     def mean(self) -> Polynomial:
         return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
@@ -127,6 +126,7 @@ class Line:
         return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
 
 
-MERGED = {monoids.max: Line.largest, monoids.min: Line.smallest, monoids.rectify: Line.rectified,
-          monoids.sumsq: Line.squares, monoids.logsumexp: Line.logarithm, monoids.moments: Line.variance,
-          monoids.moments.mean: Line.mean}                  # type: ignore[attr-defined]    # one of its finishes
+MERGED = {monoids.max: MergedLine.largest, monoids.min: MergedLine.smallest, monoids.rectify: MergedLine.rectified,
+          monoids.sumsq: MergedLine.squares, monoids.logsumexp: MergedLine.logarithm,
+          monoids.moments: MergedLine.variance,
+          monoids.moments.mean: MergedLine.mean}            # type: ignore[attr-defined]    # one of its finishes

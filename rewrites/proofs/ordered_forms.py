@@ -10,7 +10,7 @@ from opmatrix.algebra.operators import relu
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from rewrites.proofs.function_forms import INNER, Functions
-from rewrites.proofs.polynomials import COLUMN, Head, Polynomial, order_of, without
+from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Polynomial, order_of, without_factors
 
 
 @dataclass
@@ -69,10 +69,14 @@ class OrderedForms(Functions):
                   and all(p.terms.get(each) == number for p in polynomials)}
         left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
         scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
-        more = (COLUMN,) if line[j][0] != "1" else ()
+        more = (COLUMN_INDEX,) if line[j][0] != "1" else ()
         return self.of_lines(("among the largest", k, tuple(size for size, _ in line), j),
                              [p.scaled(1 / scale) for p in left],
                              outer(left), more=more)
+
+    def divided(self, p: Polynomial, factors: Sequence[AtomAt]) -> Polynomial:
+        """A polynomial without factors that all of its terms have."""
+        return Polynomial({without_factors(each, factors): number for each, number in p.terms.items()})
 
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
         """What a row is before a function that keeps its order, and before it is multiplied by a positive number."""
@@ -81,14 +85,13 @@ class OrderedForms(Functions):
             shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
                       and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
             if shared:
-                return self.risen([Polynomial({without(each, shared): number for each, number in p.terms.items()})
-                                   for p in line])
+                return self.risen([self.divided(p, shared) for p in line])
             numbers = {number for p in line for number in p.terms.values()}
             terms = [each for p in line for each in p.terms]
             if len(numbers) == 1 and all(each.factors and self.is_power(each) for each in terms):
                 return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
         factors = [self.single(p) for p in line]
-        heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}  # type: ignore[index]
+        heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}
         f = heads.pop() if len(heads) == 1 else None
         if not isinstance(f, Operator) or not f.keeps_order: return line
         return self.risen([self.argument(factor) for factor in factors if factor])

@@ -2,7 +2,7 @@
 commutative rings. An atom is a tensor, or a function of other entries, at its indices; an index is free (0 is the row,
 1 the column) or bound (below 0), which is summed over. What numbers are known of tensors is merged into one array."""
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.shapes import LiveSize
 
-ROW, COLUMN = 0, 1
+ROW_INDEX, COLUMN_INDEX = 0, 1
 MOST_TERMS, MOST_ORDERS, MOST_AXES = 300, 720, 3            # of a polynomial; of bound indices; of an array of numbers
 MOST_WORK = 4_000                                           # products of a comparison: about a second
 ROUNDED_BITS = 47                                           # numbers that agree in so many bits are one: literals are
                                                             # rounded to 53, and products and sums of them
-Array: TypeAlias = NDArray[np.float64]
-At: TypeAlias = tuple[int, ...]
-Factor: TypeAlias = tuple["Head", At]
+EntryFloats: TypeAlias = NDArray[np.float64]
+IndexTuple: TypeAlias = tuple[int, ...]
+AtomAt: TypeAlias = tuple["Head", IndexTuple]
+
+
+LOST = Fraction(1, 2 ** 43)                                 # of a number: less is not told apart for certain
 
 
 class GaveUp(Exception):
@@ -35,8 +38,8 @@ class Head:
     If it is `symmetric`, its indices may be exchanged."""
     number: int
     content: tuple[Any, ...]
-    numbers: Array | None = None
-    sizes: Array | None = None
+    numbers: EntryFloats | None = None
+    sizes: EntryFloats | None = None
     symmetric: bool = False
 
     @property
@@ -48,7 +51,7 @@ class Head:
 @dataclass(frozen=True)
 class Monomial:
     """Factors in their order, and the sizes over which the indices -1, -2, .. are summed."""
-    factors: tuple[Factor, ...] = ()
+    factors: tuple[AtomAt, ...] = ()
     bound: tuple[LiveSize, ...] = ()
 
     @cached_property
@@ -65,8 +68,8 @@ class Monomial:
         return Monomial(tuple((head, tuple(to.get(i, i) for i in at)) for head, at in self.factors), self.bound)
 
 
-ONE = Monomial()
-Terms: TypeAlias = dict[Monomial, Fraction]
+UNIT_TERM = Monomial()
+TermNumbers: TypeAlias = dict[Monomial, Fraction]
 Simplify: TypeAlias = Callable[[Monomial], "Polynomial | None"]
 
 
@@ -81,7 +84,7 @@ def rounded(number: Fraction) -> Fraction:
 @dataclass(frozen=True, eq=False)
 class Polynomial:
     """A number for each monomial; none is zero."""
-    terms: Terms
+    terms: TermNumbers
 
     @cached_property
     def free(self) -> frozenset[int]:
@@ -90,7 +93,7 @@ class Polynomial:
     @cached_property
     def ordered(self) -> list[tuple[Monomial, Fraction]]:
         """Its terms by their monomials; arrays by their numbers' heads last."""
-        return sorted(self.terms.items(), key=lambda term: (term[0].key, heads_of(term[0])))
+        return sorted(self.terms.items(), key=lambda term: (term[0].key, head_numbers(term[0])))
 
     @cached_property
     def key(self) -> Hashable:
@@ -101,26 +104,27 @@ class Polynomial:
     def number(self) -> Fraction | None:
         """Its value where it is a number."""
         if not self.terms: return Fraction(0)
-        return self.terms[ONE] if self.terms.keys() == {ONE} else None
+        return self.terms[UNIT_TERM] if self.terms.keys() == {UNIT_TERM} else None
 
     @property
     def leading(self) -> Fraction:
         """The number of its first monomial that is none itself: what it is scaled by."""
-        return next((number for each, number in self.ordered if each != ONE), self.terms.get(ONE, Fraction(0)))
+        alone = self.terms.get(UNIT_TERM, Fraction(0))
+        return next((number for each, number in self.ordered if each != UNIT_TERM), alone)
 
     def scaled(self, by: Fraction) -> "Polynomial":
         return Polynomial({each: number * by for each, number in self.terms.items()} if by else {})
 
 
-ZERO = Polynomial({})
+NO_TERMS = Polynomial({})
 
 
-def heads_of(monomial: Monomial) -> tuple[int, ...]:
+def head_numbers(monomial: Monomial) -> tuple[int, ...]:
     return tuple(head.number for head, _ in monomial.factors)
 
 
-def constant(number: Fraction | float) -> Polynomial:
-    return Polynomial({ONE: Fraction(number)} if number else {})
+def as_polynomial(number: Fraction | float) -> Polynomial:
+    return Polynomial({UNIT_TERM: Fraction(number)} if number else {})
 
 
 @dataclass
@@ -137,34 +141,37 @@ class Ring:
         if content not in self.heads: self.heads[content] = Head(len(self.heads) + 1, content, symmetric=symmetric)
         return self.heads[content]
 
-    def array(self, numbers: Array, sizes: Array | None = None) -> Head:
+    def array(self, numbers: EntryFloats, sizes: EntryFloats | None = None) -> Head:
         """The head of an array: that of one that differs from it by rounding of what both were summed of, where there
         is one."""
         if not np.isfinite(numbers).all(): raise GaveUp("numbers that are not finite")
         alike = self.arrays.setdefault(numbers.shape, [])
         sizes = abs(numbers) if sizes is None else sizes
         for each in alike:
-            off = np.maximum(sizes, sizes_of(each)) * 2.0 ** -ROUNDED_BITS
+            off = np.maximum(sizes, magnitudes_of(each)) * 2.0 ** -ROUNDED_BITS
             if (abs(numbers_of(each) - numbers) <= off).all(): return each
         made = Head(len(self.heads) + 1, ("numbers", len(self.heads)), numbers, sizes)
         self.heads[made.content] = made
         alike.append(made)
         return made
 
-    def atom(self, head: Head, at: At) -> Polynomial:
+    def atom(self, head: Head, at: IndexTuple) -> Polynomial:
         return self.simple([(head, at)], (), Fraction(1))
 
     # ---- sums and products
 
     def add(self, *parts: Polynomial) -> Polynomial:
         """The sum, in which arrays at equal places are one."""
-        total: Terms = {}
+        total: TermNumbers = {}
         for part in parts:
-            for each, number in part.terms.items(): total[each] = total.get(each, Fraction(0)) + number
+            for each, number in part.terms.items():
+                before = total.get(each, Fraction(0))
+                check_seen(before, number)
+                total[each] = before + number
         return self.gathered({each: number for each, number in total.items() if number})
 
-    def gathered(self, terms: Terms) -> Polynomial:
-        """Terms that are alike but for one array of numbers are one, with the sum of the arrays."""
+    def gathered(self, terms: TermNumbers) -> Polynomial:
+        """TermNumbers that are alike but for one array of numbers are one, with the sum of the arrays."""
         if len(terms) > MOST_TERMS: raise GaveUp(f"{len(terms)} terms")
         alike: dict[Hashable, list[Monomial]] = {}
         for each in terms:
@@ -176,8 +183,11 @@ class Ring:
             by = [float(terms.pop(each)) for each in those]
             heads = [each.factors[place][0] for each in those]
             total = sum(number * numbers_of(head) for number, head in zip(by, heads, strict=True))
-            sizes = sum(abs(number) * sizes_of(head) for number, head in zip(by, heads, strict=True))
+            sizes = sum(abs(number) * magnitudes_of(head) for number, head in zip(by, heads, strict=True))
             self.evaluated += len(those) > 1
+            parts = [abs(number * numbers_of(head)) for number, head in zip(by, heads, strict=True)]
+            lost = [(part > 0) & (part < float(LOST) * sizes) for part in parts]
+            if np.any(lost): raise GaveUp("numbers too far apart")
             if not np.any(total): continue
             factors = list(those[0].factors)
             factors[place] = self.array(np.asarray(total), np.asarray(sizes)), factors[place][1]
@@ -196,13 +206,13 @@ class Ring:
         return self.simple([*one.factors, *other.moved(behind).factors], one.bound + other.bound, number)
 
     def power(self, a: Polynomial, times: int) -> Polynomial:
-        made = constant(1)
+        made = as_polynomial(1)
         for _ in range(times): made = self.multiply(made, a)
         return made
 
     def summed(self, a: Polynomial, index: int, size: LiveSize) -> Polynomial:
         """The sum over a free index of so many values."""
-        def over(each: Monomial) -> list[Factor]: return [*each.moved({index: -len(each.bound) - 1}).factors]
+        def over(each: Monomial) -> list[AtomAt]: return [*each.moved({index: -len(each.bound) - 1}).factors]
         return self.add(*(self.simple(over(each), (*each.bound, size), number) for each, number in a.terms.items()))
 
     def moved(self, a: Polynomial, to: Mapping[int, int]) -> Polynomial:
@@ -213,7 +223,7 @@ class Ring:
 
     # ---- one form of a monomial
 
-    def simple(self, factors: list[Factor], bound: tuple[LiveSize, ...], number: Fraction) -> Polynomial:
+    def simple(self, factors: list[AtomAt], bound: tuple[LiveSize, ...], number: Fraction) -> Polynomial:
         """A product of atoms in its one form; a sum over what does not occur is a factor."""
         self.work += 1
         if self.work > MOST_WORK: raise GaveUp(f"{self.work} products of entries")
@@ -231,7 +241,7 @@ class Ring:
             if (other := rule(made)) is not None: return self.add(other.scaled(number))
         return Polynomial({made: number})
 
-    def merged(self, factors: list[Factor]) -> list[Factor]:
+    def merged(self, factors: list[AtomAt]) -> list[AtomAt]:
         """Factors with their arrays multiplied, where no more axes are left than an array has."""
         known = [factor for factor in factors if factor[0].numbers is not None]
         if len(known) < 2 and not any(len({*at}) < len(at) or any(i < 0 for i in at) for _, at in known): return factors
@@ -243,22 +253,29 @@ class Ring:
         text = ",".join("".join(letters[i] for i in at) for _, at in known)
         if len(known) == 1 and tuple(left) == known[0][1]: return factors
         text = f"{text}->{''.join(letters[i] for i in left)}"
-        total, sizes = (np.asarray(np.einsum(text, *(of(head) for head, _ in known))) for of in (numbers_of, sizes_of))
+        heads = [head for head, _ in known]
+        total, sizes = (np.asarray(np.einsum(text, *map(of, heads))) for of in (numbers_of, magnitudes_of))
         self.evaluated += len(known) > 1
         return [*rest, (self.array(total, sizes), tuple(left))]
 
 
-def numbers_of(head: Head) -> Array:
+def check_seen(one: Fraction, other: Fraction) -> None:
+    """Raises GaveUp where one of two numbers would be lost in their sum, as numbers are told apart."""
+    least, most = sorted((abs(one), abs(other)))
+    if 0 < least < LOST * most: raise GaveUp("numbers too far apart")
+
+
+def numbers_of(head: Head) -> EntryFloats:
     assert head.numbers is not None
     return head.numbers
 
 
-def sizes_of(head: Head) -> Array:
+def magnitudes_of(head: Head) -> EntryFloats:
     assert head.sizes is not None
     return head.sizes
 
 
-def cancel_sizes(factors: list[Factor]) -> list[Factor]:
+def cancel_sizes(factors: list[AtomAt]) -> list[AtomAt]:
     """Without sizes that are both multiplied and divided by."""
     counts = Counter(head.content for head, at in factors if not at)
     drop = Counter[Hashable]()
@@ -274,34 +291,35 @@ def cancel_sizes(factors: list[Factor]) -> list[Factor]:
     return left
 
 
-def canonical(factors: list[Factor], bound: tuple[LiveSize, ...]) -> Monomial:
+def canonical(factors: list[AtomAt], bound: tuple[LiveSize, ...]) -> Monomial:
     """The monomial with its bound indices numbered and its factors ordered in one way."""
     used = sorted({index for _, at in factors for index in at if index < 0}, reverse=True)
     size = {index: bound[-index - 1] for index in used}
     if len(used) < 2:
         to = {index: -1 for index in used}
-        return ordered(factors, to, tuple(size.values()))
+        return order_factors(factors, to, tuple(size.values()))
     classes = refined(factors, used, {index: (str(size[index]),) for index in used})
     if (orders := np.prod([float(np.prod(range(1, len(each) + 1))) for each in classes])) > MOST_ORDERS:
         raise GaveUp(f"{orders:g} orders of bound indices")
     best: Monomial | None = None
     for order in product(*map(permutations, classes)):
         line = [index for part in order for index in part]
-        made = ordered(factors, {index: -k - 1 for k, index in enumerate(line)}, tuple(size[index] for index in line))
-        if best is None or (made.key, heads_of(made)) < (best.key, heads_of(best)): best = made
+        to = {index: -k - 1 for k, index in enumerate(line)}
+        made = order_factors(factors, to, tuple(size[index] for index in line))
+        if best is None or (made.key, head_numbers(made)) < (best.key, head_numbers(best)): best = made
     assert best is not None
     return best
 
 
-def ordered(factors: Iterable[Factor], to: Mapping[int, int], bound: tuple[LiveSize, ...]) -> Monomial:
-    moved = [(head, place(head, tuple(to.get(i, i) for i in at))) for head, at in factors]
+def order_factors(factors: Iterable[AtomAt], to: Mapping[int, int], bound: tuple[LiveSize, ...]) -> Monomial:
+    moved = [(head, place_of(head, tuple(to.get(i, i) for i in at))) for head, at in factors]
     return Monomial(tuple(sorted(moved, key=lambda one: (one[0].rank, one[1], one[0].number))), bound)
 
 
-def place(head: Head, at: At) -> At: return tuple(sorted(at)) if head.symmetric else at
+def place_of(head: Head, at: IndexTuple) -> IndexTuple: return tuple(sorted(at)) if head.symmetric else at
 
 
-def refined(factors: list[Factor], used: list[int], colours: dict[int, Any]) -> list[list[int]]:
+def refined(factors: list[AtomAt], used: list[int], colours: dict[int, Any]) -> list[list[int]]:
     """Bound indices in classes, by where they stand and beside which others."""
     for _ in range(len(used)):
         seen = {index: sorted((head.rank, k, tuple(str(colours.get(i, i)) for i in at))
@@ -313,10 +331,6 @@ def refined(factors: list[Factor], used: list[int], colours: dict[int, Any]) -> 
     groups: dict[Any, list[int]] = {}
     for index in used: groups.setdefault(colours[index], []).append(index)
     return [groups[colour] for colour in sorted(groups)]
-
-
-def sums(polynomials: Iterable[Polynomial]) -> Iterator[Monomial]:
-    for each in polynomials: yield from each.terms
 
 
 def are_equal(a: Polynomial, b: Polynomial) -> bool:
@@ -346,10 +360,10 @@ def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]
 
 def order_of(p: Polynomial) -> Any:
     """What polynomials are ordered by."""
-    return tuple((each.key, heads_of(each), rounded(number)) for each, number in p.ordered)
+    return tuple((each.key, head_numbers(each), rounded(number)) for each, number in p.ordered)
 
 
-def without(each: Monomial, factors: Sequence[Factor]) -> Monomial:
+def without_factors(each: Monomial, factors: Sequence[AtomAt]) -> Monomial:
     """A product without some of its factors, once each."""
     left = list(each.factors)
     for factor in factors: left.remove(factor)

@@ -1,6 +1,6 @@
 """Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have
 the properties declared of them, sizes become small numbers, all different, then some of them one. Inputs are random
-numbers of several sizes, special ones and ties, and numbers around those that the operators hold."""
+numbers of several sizes, draw_special ones and ties, and numbers around those that the operators hold."""
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +24,7 @@ from rewrites.law import INPUT, ROWS, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
 from rewrites.verify.graphs import batch as draw_batch
 
-MIN_DIFFERENCE = 1e-12                                      # relative: below it nothing is refuted
+MIN_DIFFERENCE = 1e-12                                      # relative: below it draw_zeros is refuted
 FREE = (N, T, H)                                            # sizes that an input gives
 GRID = 1 << 10                                             # drawn numbers are parts of this
 Difference = tuple[NDArray[np.float64], tuple[int, ...], float | tuple[int, ...], float | tuple[int, ...],
@@ -56,11 +56,11 @@ class Counterexample:
 
 # ---- inputs
 
-Numbers: TypeAlias = NDArray[np.float64]
-Shape2: TypeAlias = tuple[int, int]
+TrialFloats: TypeAlias = NDArray[np.float64]
+RowsColumns: TypeAlias = tuple[int, int]
 SPECIAL = 0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5
-SHORT, ONE_TOKEN = (2, 1), (1,)                             # sequences of a batch: few rows are quick to enclose
-FAR = (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 1e12)               # sizes of numbers, beside 1
+FEW_ROWS, ONE_TOKEN = (2, 1), (1,)                             # sequences of a batch: few rows are quick to enclose
+SIZES_TRIED = (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 1e12)               # sizes of numbers, beside 1
 
 
 @dataclass(frozen=True)
@@ -68,51 +68,55 @@ class Scene:
     """One way in which operators are tried: how long sequences are, which size is one, of what size numbers are that
     symbols hold, how inputs are drawn."""
 
-    draw: Callable[[np.random.Generator, Shape2, Sequence[float]], Numbers]
-    lengths: tuple[int, ...] = SHORT
+    draw: Callable[[np.random.Generator, RowsColumns, Sequence[float]], TrialFloats]
+    lengths: tuple[int, ...] = FEW_ROWS
     single: int | None = None
     kind: int = 0                                           # which of the operators that fit a symbol
 
 
-def normal(size: float) -> Callable[[np.random.Generator, Shape2, Sequence[float]], Numbers]:
+def draw_normal(size: float) -> Callable[[np.random.Generator, RowsColumns, Sequence[float]], TrialFloats]:
     """Random numbers of this size."""
     return lambda rng, shape, held: coarsen(2 * rng.normal(size=shape)) * size
 
 
-def special(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+def draw_special(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
     """Zeros, ones, halves, of both signs, with ties."""
     return rng.choice(SPECIAL, shape)
 
 
-def nothing(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers: return np.zeros(shape)
+def draw_zeros(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    return np.zeros(shape)
 
 
-def alike(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+def draw_alike(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
     """All columns the same."""
     return np.broadcast_to(coarsen(rng.normal(size=(shape[0], 1))), shape)
 
 
-def positive(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
+def draw_positive(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
     return abs(coarsen(3 * rng.normal(size=shape))) + 0.125
 
 
-def negative(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
-    return -positive(rng, shape, held)
+def draw_negative(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    return -draw_positive(rng, shape, held)
 
 
-def around_held(rng: np.random.Generator, shape: Shape2, held: Sequence[float]) -> Numbers:
-    """Numbers near those that the operators hold, and near one over them, of both signs."""
+def draw_around(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    """TrialFloats near those that the operators hold, and near one over them, of both signs."""
     able = [number for one in held or (1.0,) for number in (one, 1 / one)]
     near = rng.choice(able, shape) * rng.choice((1.0, -1.0), shape)
-    return near * rng.choice((1.0, 2.0, 0.5), shape) + coarsen(rng.normal(size=shape))
+    found: TrialFloats = near * rng.choice((1.0, 2.0, 0.5), shape) + coarsen(rng.normal(size=shape))
+    return found
 
 
-SCENES = (Scene(normal(1.0)), Scene(normal(1.0), ROWS, kind=1), Scene(special, kind=2), Scene(positive, kind=3),
-          Scene(negative), Scene(nothing, kind=1), Scene(around_held), Scene(around_held, kind=1), Scene(alike),
-          *(Scene(normal(size)) for size in FAR), Scene(normal(1.0), ONE_TOKEN, kind=1),
-          *(Scene(normal(1.0), single=single) for single in range(3)), Scene(special, ROWS), Scene(normal(4.0), ROWS))
-TRIED_NUMBERS = (f"{len(SCENES)} inputs of sizes {min(FAR):g} to {max(FAR):g}, zeros and ties; relative differences "
-                 f"below {MIN_DIFFERENCE:g} are not seen")
+SCENES = (Scene(draw_normal(1.0)), Scene(draw_normal(1.0), ROWS, kind=1), Scene(draw_special, kind=2),
+          Scene(draw_positive, kind=3), Scene(draw_negative), Scene(draw_zeros, kind=1), Scene(draw_around),
+          Scene(draw_around, kind=1), Scene(draw_alike),
+          *(Scene(draw_normal(size)) for size in SIZES_TRIED), Scene(draw_normal(1.0), ONE_TOKEN, kind=1),
+          *(Scene(draw_normal(1.0), single=single) for single in range(3)), Scene(draw_special, ROWS),
+          Scene(draw_normal(4.0), ROWS))
+TRIED_NUMBERS = (f"{len(SCENES)} inputs, of sizes {min(SIZES_TRIED):g} to {max(SIZES_TRIED):g}, zeros, ties; "
+                 f"relative differences below {MIN_DIFFERENCE:g} are not seen")
 MOST_ENCLOSED = 6                                           # inputs at which intervals are computed
 
 
@@ -134,10 +138,10 @@ def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> C
         try:
             symbols = meanings([left, right], rng, scene)
             one, other = (instance(term, symbols) for term in (left, right))
-            place = Place.of(one, other, rng, scene, held)
-            if not place.seems_different(): continue
+            trial = Trial.of(one, other, rng, scene, held)
+            if not trial.seems_different(): continue
             enclosed += 1
-            found = place.difference()
+            found = trial.difference()
         except FAULTS:                                      # no sizes, operators or numbers that fit
             continue
         if found is not None:
@@ -159,23 +163,23 @@ def held_numbers(*terms: Operator) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Trial:
     """Two operators without symbols, and an input."""
 
     one: Operator
     other: Operator
-    x: Numbers
+    x: TrialFloats
     batch: Batch
 
     @classmethod
     def of(cls, one: Operator, other: Operator, rng: np.random.Generator, scene: Scene,
-           held: Sequence[float]) -> "Place":
+           held: Sequence[float]) -> "Trial":
         columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
         batch = draw_batch(Template.of({"one": one, "other": other}), rng, scene.lengths)
         return cls(one, other, scene.draw(rng, (batch.rows, columns), held), batch)
 
     @cached_property
-    def values(self) -> tuple[Numbers, Numbers]:
+    def values(self) -> tuple[TrialFloats, TrialFloats]:
         a, b = (np.asarray(dense(term, self.x, self.batch)) for term in (self.one, self.other))
         return a, b
 
@@ -246,7 +250,7 @@ def is_sure(term: Operator) -> bool:
 
 
 def coarsen(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers of few bits near these: products of them do not round."""
+    """TrialFloats of few bits near these: products of them do not round."""
     return np.round(numbers * GRID) / GRID
 
 
@@ -261,10 +265,10 @@ def meanings(terms: list[Operator], rng: np.random.Generator,
     order = sorted(named, key=str)
     sizes = {size: 1 if number == scene.single else 2 + number for number, size in enumerate(order)}
     if scene.single is not None and scene.single >= len(order): raise StopIteration
-    return sizes | {leaf: fitting(leaf, sizes, rng, scene.kind) for leaf in leaves}
+    return sizes | {leaf: operator_for(leaf, sizes, rng, scene.kind) for leaf in leaves}
 
 
-def fitting(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator, kind: int) -> Operator:
+def operator_for(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator, kind: int) -> Operator:
     """One of the operators that have the properties of a symbol."""
     able = [made for made in draw_operators(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3])]
     if not able: raise StopIteration

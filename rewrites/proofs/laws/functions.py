@@ -1,148 +1,133 @@
 """Functions of single numbers by others: what each is made of, what it is of a negated number, which undo each other.
 By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its left side."""
-from opmatrix.algebra.nodes import exp, magnitude, reciprocal
-from opmatrix.algebra.operators import (
-    I,
-    const,
-    elu,
-    expm1,
-    gelu,
-    gelu_tanh,
-    log,
-    relu,
-    rsqrt,
-    sigmoid,
-    silu,
-    softplus,
-    square,
-    tanh,
-)
+from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, magnitude, reciprocal
+from opmatrix.algebra.operators import I, const, gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh
 from rewrites.law import SIMPLIFY, Sort, collect, law, n
 
 DEFINITION, REFLECTION, INVERSE, SIGN = "definition", "f(-u) by f(u)", "inverse functions", "no number is negative"
-some = Sort("value")                                        # numbers, whatever they depend on
-SMALL = 1.0                                                 # beyond it e to the power u is no number of float64
+any_numbers = Sort("value")                                        # numbers, whatever they depend on
+SMALL_NUMBERS = 1.0                                                 # beyond it e to the power u is no number of float64
 
 
-def minus(x): return x @ (I * -1.0)
+def negated(x): return x @ (I * -1.0)
 
 
 # ---- what a function is made of
 
 @law(phase=SIMPLIFY, source=DEFINITION)
-def square_is(x: some[n]):
+def square_is(x: any_numbers[n]):
     """A number times itself."""
     return x @ square, x * x
 
 
 @law(phase=SIMPLIFY, source=DEFINITION)
-def silu_is(x: some[n]):
+def silu_is(x: any_numbers[n]):
     """A number times its logistic function."""
     return x @ silu, x * (x @ sigmoid)
 
 
 @law(phase=SIMPLIFY, source=DEFINITION)
-def tanh_is(x: some[n]):
+def tanh_is(x: any_numbers[n]):
     """The logistic function of twice the number, stretched to lie between -1 and 1."""
     return x @ tanh, (x @ (I * 2.0)) @ sigmoid @ (I * 2.0) + const(-1.0)
 
 
 @law(phase=SIMPLIFY, source=DEFINITION)
-def magnitude_is(x: some[n]):
+def magnitude_is(x: any_numbers[n]):
     """Twice what is positive, less all."""
-    return x @ magnitude, x @ relu @ (I * 2.0) + minus(x)
+    return x @ magnitude, x @ relu @ (I * 2.0) + negated(x)
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def expm1_is(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def expm1_is(x: any_numbers[n]):
     """One less than the power."""
-    return x @ expm1, x @ exp + const(-1.0)
+    return x @ SCALAR_FUNCTIONS["expm1"], x @ exp + const(-1.0)
 
 
 @law(phase=SIMPLIFY, source=DEFINITION)
-def elu_is(x: some[n]):
+def elu_is(x: any_numbers[n]):
     """What is positive, and the power of what is not, less one."""
-    return x @ elu, (x @ relu + (x + minus(x @ relu)) @ exp) + const(-1.0)
+    return x @ SCALAR_FUNCTIONS["elu"], (x @ relu + (x + negated(x @ relu)) @ exp) + const(-1.0)
 
 
 # ---- of a negated number
 
 @law(phase=SIMPLIFY, source=REFLECTION)
-def relu_of_minus(x: some[n]):
+def relu_of_minus(x: any_numbers[n]):
     """relu(u) - relu(-u) = u."""
-    return minus(x) @ relu, x @ relu + minus(x)
+    return negated(x) @ relu, x @ relu + negated(x)
 
 
 @law(phase=SIMPLIFY, source=REFLECTION)
-def gelu_of_minus(x: some[n]):
+def gelu_of_minus(x: any_numbers[n]):
     """gelu(u) - gelu(-u) = u, since a normal number is as often above -u as below u."""
-    return minus(x) @ gelu, x @ gelu + minus(x)
+    return negated(x) @ gelu, x @ gelu + negated(x)
 
 
 @law(phase=SIMPLIFY, source=REFLECTION)
-def gelu_tanh_of_minus(x: some[n]):
-    """The same of gelu's approximation, as tanh is odd."""
-    return minus(x) @ gelu_tanh, x @ gelu_tanh + minus(x)
+def gelu_tanh_of_minus(x: any_numbers[n]):
+    """gelu's approximation by a tanh less that of -u is u, as tanh is odd."""
+    return negated(x) @ gelu_tanh, x @ gelu_tanh + negated(x)
 
 
 @law(phase=SIMPLIFY, source=REFLECTION)
-def softplus_of_minus(x: some[n]):
+def softplus_of_minus(x: any_numbers[n]):
     """softplus(u) - softplus(-u) = u."""
-    return minus(x) @ softplus, x @ softplus + minus(x)
+    return negated(x) @ softplus, x @ softplus + negated(x)
 
 
 @law(phase=SIMPLIFY, source=REFLECTION)
-def sigmoid_of_minus(x: some[n]):
+def sigmoid_of_minus(x: any_numbers[n]):
     """sigmoid(u) + sigmoid(-u) = 1."""
-    return minus(x) @ sigmoid, minus(x @ sigmoid) + const(1.0)
+    return negated(x) @ sigmoid, negated(x @ sigmoid) + const(1.0)
 
 
 # ---- of another function
 
-@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL)
-def log_of_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL_NUMBERS)
+def log_of_exp(x: any_numbers[n]):
     """The logarithm undoes the power; the power undoes the logarithm of positive numbers alone."""
-    return x @ exp @ log, x
+    return x @ exp @ SCALAR_FUNCTIONS["log"], x
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def reciprocal_of_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def reciprocal_of_exp(x: any_numbers[n]):
     """One over a power is that of the negated number."""
-    return x @ exp @ reciprocal, minus(x) @ exp
+    return x @ exp @ reciprocal, negated(x) @ exp
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def rsqrt_of_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def rsqrt_of_exp(x: any_numbers[n]):
     """One over the root of a power is that of minus half the number."""
     return x @ exp @ rsqrt, x @ (I * -0.5) @ exp
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def reciprocal_of_one_and_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def reciprocal_of_one_and_exp(x: any_numbers[n]):
     """1 / (1 + e^u) is the logistic function of -u."""
-    return (x @ exp + const(1.0)) @ reciprocal, minus(x) @ sigmoid
+    return (x @ exp + const(1.0)) @ reciprocal, negated(x) @ sigmoid
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def log_of_one_and_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def log_of_one_and_exp(x: any_numbers[n]):
     """A smooth relu."""
-    return (x @ exp + const(1.0)) @ log, x @ softplus
+    return (x @ exp + const(1.0)) @ SCALAR_FUNCTIONS["log"], x @ softplus
 
 
-@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL)
-def exp_of_softplus(x: some[n]):
+@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL_NUMBERS)
+def exp_of_softplus(x: any_numbers[n]):
     """The power undoes its logarithm, as 1 + e^u is positive."""
     return x @ softplus @ exp, x @ exp + const(1.0)
 
 
-@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL)
-def log_of_sigmoid(x: some[n]):
+@law(phase=SIMPLIFY, source=INVERSE, largest=SMALL_NUMBERS)
+def log_of_sigmoid(x: any_numbers[n]):
     """The logarithm of 1 / (1 + e^-u), as it is computed where that is next to nothing."""
-    return x @ sigmoid @ log, minus(minus(x) @ softplus)
+    return x @ sigmoid @ SCALAR_FUNCTIONS["log"], negated(negated(x) @ softplus)
 
 
 @law(phase=SIMPLIFY, source=INVERSE)
-def reciprocal_twice(x: some[n]):
+def reciprocal_twice(x: any_numbers[n]):
     """One over one over a number is the number."""
     return x @ reciprocal @ reciprocal, x
 
@@ -150,31 +135,31 @@ def reciprocal_twice(x: some[n]):
 # ---- no number of these is negative
 
 @law(phase=SIMPLIFY, source=SIGN)
-def relu_of_relu(x: some[n]):
+def relu_of_relu(x: any_numbers[n]):
     """What is not negative stays."""
     return x @ relu @ relu, x @ relu
 
 
-@law(phase=SIMPLIFY, source=SIGN, largest=SMALL)
-def relu_of_exp(x: some[n]):
+@law(phase=SIMPLIFY, source=SIGN, largest=SMALL_NUMBERS)
+def relu_of_exp(x: any_numbers[n]):
     """A power is positive."""
     return x @ exp @ relu, x @ exp
 
 
 @law(phase=SIMPLIFY, source=SIGN)
-def relu_of_sigmoid(x: some[n]):
+def relu_of_sigmoid(x: any_numbers[n]):
     """A logistic function is positive."""
     return x @ sigmoid @ relu, x @ sigmoid
 
 
 @law(phase=SIMPLIFY, source=SIGN)
-def relu_of_softplus(x: some[n]):
+def relu_of_softplus(x: any_numbers[n]):
     """A smooth relu is positive."""
     return x @ softplus @ relu, x @ softplus
 
 
 @law(phase=SIMPLIFY, source=SIGN)
-def relu_of_rsqrt(x: some[n]):
+def relu_of_rsqrt(x: any_numbers[n]):
     """One over a root is positive, where there is a root."""
     return x @ rsqrt @ relu, x @ rsqrt
 
@@ -182,15 +167,15 @@ def relu_of_rsqrt(x: some[n]):
 # ---- products of a function with itself or another
 
 @law(phase=SIMPLIFY, source="relu(u) is u or 0")
-def relu_squared(x: some[n]):
+def relu_squared(x: any_numbers[n]):
     """Where relu is not zero it is the number."""
     return (x @ relu) * (x @ relu), x * (x @ relu)
 
 
-@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL)
-def exp_by_sigmoid(x: some[n]):
+@law(phase=SIMPLIFY, source=DEFINITION, largest=SMALL_NUMBERS)
+def exp_by_sigmoid(x: any_numbers[n]):
     """e^-u / (1 + e^-u) is the logistic function of -u."""
-    return (minus(x) @ exp) * (x @ sigmoid), minus(x @ sigmoid) + const(1.0)
+    return (negated(x) @ exp) * (x @ sigmoid), negated(x @ sigmoid) + const(1.0)
 
 
 FUNCTION_LAWS = collect(globals())
