@@ -41,7 +41,7 @@ class Off(NamedTuple):
     flips: Flips
 
 
-class Group(NamedTuple):
+class GroupOff(NamedTuple):
     """The changes of a program's outputs on a group of rows, as both run and along its routes, and rows elsewhere."""
     free: dict[str, Change]
     along: dict[str, Change]
@@ -51,7 +51,7 @@ class Group(NamedTuple):
 class Changes(NamedTuple):
     """The outputs of programs on a group of rows: each beside the model; the change of each but the first from that
     one, as both run and along its routes, and the embeddings of all where there is room for them."""
-    beside: list[Group]
+    beside: list[GroupOff]
     changes: list[Change]
     along: list[Change]
     vectors: list[NDArray[np.float32]]
@@ -79,7 +79,7 @@ def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
     return [Change.joined(each).relative for each in zip(*(look.changes for look in looks), strict=True)]
 
 
-def join_groups(groups: Sequence[Group]) -> Off:
+def join_groups(groups: Sequence[GroupOff]) -> Off:
     """How far a program is off on all groups together."""
     def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
         return {output: Change.joined(each[output] for each in changes).relative for output in changes[0]}
@@ -131,7 +131,7 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
     for at, (program, own) in enumerate(zip(programs, names, strict=True)):
         given, taken = noted(partial(program.run_all, group))
         for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
-        beside = Group({}, {}, Flips())
+        beside = GroupOff({}, {}, Flips())
         for name in own:
             wanted, routes, parted = meant[name].beside(taken)
             if exact and exact[at]: parted = explain_flips(f"program {at}", model[name], group, routes, parted)
