@@ -164,7 +164,8 @@ def typical(taken: Sequence[float]) -> float:
     return median(ordered[first:first + count])
 
 
-def settle_timings(rows: Measurements, doubtful: Doubtful, again: Callable[[Sequence[int]], list[float]]) -> Measurements:
+def settle_timings(rows: Measurements, doubtful: Doubtful,
+                   again: Callable[[Sequence[int]], list[float]]) -> Measurements:
     """The measurements, of which the `doubtful` ones were timed again until two timings agree: a timing that repeats is
     so, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as what a
     machine does beside only ever adds."""

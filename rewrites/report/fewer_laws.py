@@ -63,7 +63,7 @@ def find_price(rows: OperatorRows, others: OperatorRows) -> PricedStep | None:
     if any(row["measured_s"] is None for row in (*rows, *others)): return None
     alike = {row["what"]: beyond(row) for row in others}
     worst = max(rows, key=lambda row: beyond(row) - alike.get(row["what"], 0.0), default=None)
-    return worst and PricedStep(worst["what"], worst["predicted_s"], worst["measured_s"])
+    return None if worst is None else PricedStep(worst["what"], worst["predicted_s"], worst["measured_s"])
 
 
 def with_fewer_laws(searched: Searched, name: str) -> Searched:

@@ -262,7 +262,8 @@ def test_a_statement_of_few_texts_holds_for_texts_that_nobody_has_seen(seed):
     change = Change.of(small.run(some), imported.run(some), some.starts)
     (rows, taken), first = noted(partial(small.run, some)), Reference(partial(imported.run, some))
     along = Change.of(rows, first.beside(taken)[0], some.starts)
-    stated = Stated.of(change, np.zeros(0), routed=RoutedChange(along, redraw(imported, {small: constants}, some)[small]))
+    again = redraw(imported, {small: constants}, some)[small]
+    stated = Stated.of(change, np.zeros(0), routed=RoutedChange(along, again))
     found = Change.of(small.run(fresh), imported.run(fresh), fresh.starts)
     assert found.relative <= stated.error and np.mean(found.each > stated.sentence) <= 0.01
     forced = Stated.of(along, np.zeros(0))
