@@ -84,6 +84,8 @@ BENCHMARKS = {
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,
                         "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
+    "stated_mixtures": Benchmark("--families mixtral --fresh 50", 90, "", 600,
+                                 "Do stated errors of mixtures of experts hold where rows go elsewhere?"),
     "berts": Benchmark("--models 1", 9, "", 240, "Are programs what transformers computes?"),
     "mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
     "proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),

@@ -261,11 +261,11 @@ def check_lowered(model, batch, rng, wanted):
         except Infeasible: return count
         program, emitter = structure.program({})
         meant = Reference(partial(dense, model, batch))     # rows go where those of what is beside it went
-        assert apart(*meant.change(partial(program.exact, batch, unrounded(structure, emitter)))
+        assert apart(*meant.along(partial(program.exact, batch, unrounded(structure, emitter)))
                      ) < 1e-7, f"lowered, not the model\n{program}"
         verify_steps(program, [batch])
         rough = apart(dense(model, batch, dtype=np.float32).astype(float), wanted)
-        ran, along = meant.change(partial(program.run, batch))
+        ran, along = meant.along(partial(program.run, batch))
         assert apart(ran.astype(float), along) <= 1e-4 + 100 * rough, f"run, not the model\n{program}"
         with tempfile.TemporaryDirectory() as folder:
             program.save(Path(folder) / "p")

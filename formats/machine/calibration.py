@@ -21,7 +21,7 @@ from formats.machine.peaks import vector_rate
 from formats.machine.predictor import find_disturbed, fit_correction
 from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
 from formats.machine.quiet import Pace, Watch, timed
-from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle
+from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle_timings
 from formats.machine.threads import threads
 
 Making = Callable[[], Epilogue | None]
@@ -182,7 +182,7 @@ def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., No
 
     def again(some: Sequence[int]) -> list[float]:
         return [quantile(timed(cases[i][2], CASE_SECONDS, *RUNS), 0.25) for i in some]
-    return settle(rows, partial(find_doubtful, catalogue), again)
+    return settle_timings(rows, partial(find_doubtful, catalogue), again)
 
 
 def find_doubtful(catalogue: Catalogue, rows: Measurements) -> list[int]:

@@ -14,7 +14,7 @@ from formats.machine.features import quantile
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
 OUTLYING, LEAST_FAR = 4.0, 0.25                             # deviations of a doubtful call, and logarithms, at least
-FEW = 6                                                     # calls: fewer say nothing of one another
+FEW_CALLS = 6                                                     # calls: fewer say nothing of one another
 SHARE = 0.9                                         # of cases left out, for an interval of 80 %: others lie farther off
 KrigingArray = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ def fit_correction(calls: Sequence[Sequence[float]], residuals: Sequence[float],
 def find_disturbed(calls: Sequence[Sequence[float]], residuals: Sequence[float], product: bool) -> list[int]:
     """The calls whose residuals lie farther from what all others predict there than OUTLYING deviations of others, the
     farthest first: something else went on while they were timed, or a closed form has a step there."""
-    if len(calls) < FEW: return []
+    if len(calls) < FEW_CALLS: return []
     places, left = np.array(calls), np.array(residuals)
     best, squared = fit_correction(calls, residuals, product), np.square(places[:, None] - places[None])
     covariance = best.amplitude ** 2 * np.exp(-0.5 * (squared / np.square(best.scale)).sum(2))

@@ -105,7 +105,7 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
         for _ in range(LEAST_ROUNDS): rounds.run(chosen)
         return [skew * rounds.middles()[i] for i in some]
     rows = [(kernel, sizes, skew * middles[i]) for i, (kernel, sizes, _) in enumerate(cases)]
-    return settle(rows, doubtful, again)
+    return settle_timings(rows, doubtful, again)
 
 
 class Rounds:
@@ -164,7 +164,8 @@ def typical(taken: Sequence[float]) -> float:
     return median(ordered[first:first + count])
 
 
-def settle(rows: Measurements, doubtful: Doubtful, again: Callable[[Sequence[int]], list[float]]) -> Measurements:
+def settle_timings(rows: Measurements, doubtful: Doubtful,
+                   again: Callable[[Sequence[int]], list[float]]) -> Measurements:
     """The measurements, of which the `doubtful` ones were timed again until two timings agree: a timing that repeats is
     so, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as what a
     machine does beside only ever adds."""

@@ -41,7 +41,7 @@ class Off(NamedTuple):
     flips: Flips
 
 
-class Group(NamedTuple):
+class GroupOff(NamedTuple):
     """The changes of a program's outputs on a group of rows, as both run and along its routes, and rows elsewhere."""
     free: dict[str, Change]
     along: dict[str, Change]
@@ -51,7 +51,7 @@ class Group(NamedTuple):
 class Changes(NamedTuple):
     """The outputs of programs on a group of rows: each beside the model; the change of each but the first from that
     one, as both run and along its routes, and the embeddings of all where there is room for them."""
-    beside: list[Group]
+    beside: list[GroupOff]
     changes: list[Change]
     along: list[Change]
     vectors: list[NDArray[np.float32]]
@@ -89,7 +89,7 @@ def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
     return [Change.joined(each).relative for each in zip(*(look.changes for look in looks), strict=True)]
 
 
-def join_groups(groups: Sequence[Group]) -> Off:
+def join_groups(groups: Sequence[GroupOff]) -> Off:
     """How far a program is off on all groups together."""
     def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
         return {output: Change.joined(each[output] for each in changes).relative for output in changes[0]}
@@ -109,7 +109,8 @@ def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.fl
     def of_group(group: Batch) -> list[Change]:
         wanted, starts = first.run(group), first.starts(group)
         return [redrawn(program, each, group, wanted, starts, draws) for program, each in moves.items()]
-    found = in_threads(partial(of_group, group) for group in batch.pieces(GROUP_ROWS))
+    # one after another: a noted run of a Qwen3-MoE beside another one in a thread was seen to give other rows
+    found = [of_group(group) for group in batch.pieces(GROUP_ROWS)]
     return {program: Change.joined(each) for program, each in zip(programs, zip(*found, strict=True), strict=True)}
 
 
@@ -140,7 +141,7 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
     for at, (program, own) in enumerate(zip(programs, names, strict=True)):
         given, taken = noted(partial(program.run_all, group))
         for name in own if first is None else (): check_range(f"the model's {name}", given[name], model[name], group)
-        beside = Group({}, {}, Flips())
+        beside = GroupOff({}, {}, Flips())
         for name in own:
             wanted, routes, parted = meant[name].beside(taken)
             if exact and exact[at]: parted = explain_flips(f"program {at}", model[name], group, routes, parted)

@@ -44,7 +44,7 @@ from rewrites.verify.programs import (
     verify_structure,
 )
 from rewrites.verify.routed import describe_routing, is_routed, run_beside
-from rewrites.workload.stated import Routed, Stated
+from rewrites.workload.stated import RoutedChange, Stated
 
 
 def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], few: Batch,
@@ -78,7 +78,7 @@ def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], 
         own = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
         checked = max(measured, difference(own.found[0], own.alone[0]), theirs + rounding)
         # as near as two float64 readings are
-        routed = Routed(change.along, others[point.program]) if point.program in others else None
+        routed = RoutedChange(change.along, others[point.program]) if point.program in others else None
         stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed)
         return replace(
             point, predicted_error=float(np.hypot(point.predicted_error, rounding)), measured_error=measured,

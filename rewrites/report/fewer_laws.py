@@ -13,11 +13,11 @@ from rewrites.report.by_operator import describe_operators
 from rewrites.report.choice import bound_ratio
 from rewrites.report.points import Point
 
-BEYOND = 1.02                                               # of seconds: nearer programs are equal
-Rows = Sequence[Mapping[str, Any]]                          # of operators, as the report has them
+SURELY_FASTER = 1.02                                               # of seconds: nearer programs are equal
+OperatorRows = Sequence[Mapping[str, Any]]                          # of operators, as the report has them
 
 
-class Price(NamedTuple):
+class PricedStep(NamedTuple):
     """A kind of step, its predicted seconds and those measured in a run."""
     what: str
     predicted_s: float
@@ -27,9 +27,9 @@ class Price(NamedTuple):
 class Misled(NamedTuple):
     """The program that the search took for the fastest, the one with fewer laws that is faster, predicted and measured
     seconds of both, and the price that is off by most between them; None where native code finds no clock."""
-    searched: Price
-    faster: Price
-    price: Price | None
+    searched: PricedStep
+    faster: PricedStep
+    price: PricedStep | None
 
     def described(self) -> dict[str, object]:
         """As JSON has it."""
@@ -46,24 +46,24 @@ def find_faster(exact: Point, fewer: Sequence[Point]) -> Point | None:
     """The fastest of programs with fewer laws that the rounds show to be faster than the exact one; None where none
     is."""
     faster = [point for point in fewer if point.program.hash != exact.program.hash
-              and bound_ratio(exact, point)[0] > BEYOND]
+              and bound_ratio(exact, point)[0] > SURELY_FASTER]
     return min(faster, key=lambda point: point.measured_s or 0.0, default=None)
 
 
 def tell_misled(exact: Point, faster: Point, batch: Batch, machine: TimeModel) -> Misled:
     """Both programs, and the price between them that is off by most."""
     rows, others = (describe_operators(point.program, batch, machine) for point in (exact, faster))
-    one, other = (Price(point.name, point.predicted_s, point.measured_s or 0.0) for point in (exact, faster))
+    one, other = (PricedStep(point.name, point.predicted_s, point.measured_s or 0.0) for point in (exact, faster))
     return Misled(one, other, find_price(rows, others))
 
 
-def find_price(rows: Rows, others: Rows) -> Price | None:
+def find_price(rows: OperatorRows, others: OperatorRows) -> PricedStep | None:
     """The kind of step of a program that takes longest beyond its price, less that of another program's like steps."""
     def beyond(row: Mapping[str, Any]) -> float: return float(row["measured_s"] - row["predicted_s"])
     if any(row["measured_s"] is None for row in (*rows, *others)): return None
     alike = {row["what"]: beyond(row) for row in others}
     worst = max(rows, key=lambda row: beyond(row) - alike.get(row["what"], 0.0), default=None)
-    return worst and Price(worst["what"], worst["predicted_s"], worst["measured_s"])
+    return None if worst is None else PricedStep(worst["what"], worst["predicted_s"], worst["measured_s"])
 
 
 def with_fewer_laws(searched: Searched, name: str) -> Searched:

@@ -37,7 +37,7 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
         check_finite("the model's output", meant.own[0])
         runs = ([partial(dense, model, batch, dtype=np.float32)] if size < LOSES_ONE else
                 [partial(program.run, batch) for program in programs])
-        changes = [difference(*meant.change(run)) for run in runs]
+        changes = [difference(*meant.along(run)) for run in runs]
     if all(change <= LOST for change in changes): return
     what = f"changes by {100 * max(changes):.3g} % when it is computed" if np.isfinite(
         changes).all() else "is not finite"

@@ -192,7 +192,7 @@ class Moved(Routes):
     def take(self, by: NDArray[Any], k: int) -> Taken:
         """The largest of moved scores."""
         size, times = self.moves[self.next] if self.next < len(self.moves) else ScoreMove(0.0, 1.0)
-        drawn = self.rng.random(by.shape[-2]) < 1 / times
+        drawn = np.asarray(self.rng.random(by.shape[-2]) < 1 / times, np.float64)
         noise = self.rng.standard_normal(by.shape) * (times * size * drawn)[:, None]
         return super().take(by + noise, k)
 

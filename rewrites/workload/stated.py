@@ -43,7 +43,7 @@ class Stated:
 
     @classmethod
     def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0,
-           routed: "Routed | None" = None) -> "Stated":
+           routed: "RoutedChange | None" = None) -> "Stated":
         """From the change of a program's output and of cosines against what it stands for, which itself is off by
         `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated. Where
         rows are routed, no less than `routed` says is stated."""
@@ -57,7 +57,7 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutedChange:
     """What rows that go elsewhere add to errors of sentences: the change `along` the routes of the program, without
     them, and with other rows sent elsewhere, `redrawn`, the same sentences several times over. A row that goes
     elsewhere is rare and far off, so no tail of a few sentences says what it does to others."""

@@ -8,7 +8,7 @@ from test_machine import CATALOGUE, known
 from formats.machine import calibration
 from formats.machine.features import FAR, weigh_format
 from formats.machine.predictor import find_disturbed
-from formats.machine.running import LEAST_ROUNDS, TURNS, Rounds, find_repeated, settle, typical
+from formats.machine.running import LEAST_ROUNDS, TURNS, Rounds, find_repeated, settle_timings, typical
 
 LOOKUP, PRODUCT = "pick", "linear.packed"
 MEDIAN, WORST, BUSY_MEDIAN, BUSY_WORST = 0.10, 0.25, 0.15, 0.40
@@ -47,13 +47,13 @@ def test_a_disturbance_is_timed_again_and_a_step_stays():
     def again(some):
         asked.append(list(some))
         return [truth[i] for i in some]
-    found = settle([row(1.0), row(24.0), row(5.1)], far_from_one, again)
+    found = settle_timings([row(1.0), row(24.0), row(5.1)], far_from_one, again)
     assert [taken for *_, taken in found] == [1.0, 1.0, 5.0] and asked == [[1, 2]]
 
 
 def test_a_timing_that_never_repeats_counts_as_its_least():
     later = iter([9.0, 7.0, 3.0, 5.0])
-    found = settle([row(24.0)], far_from_one, lambda some: [next(later)])
+    found = settle_timings([row(24.0)], far_from_one, lambda some: [next(later)])
     assert found == [row(3.0)] and next(later, None) is None and TURNS == 4
 
 

@@ -30,7 +30,7 @@ from rewrites.verify.routed import (
     run_beside,
     score_moves,
 )
-from rewrites.workload.stated import Routed, Stated
+from rewrites.workload.stated import RoutedChange, Stated
 
 EXPERTS, WIDTH, TOKENS = 8, 16, 600
 BATCH = Batch([*np.random.default_rng(3).permutation(TOKENS)[:480].reshape(12, 40)])
@@ -262,7 +262,8 @@ def test_a_statement_of_few_texts_holds_for_texts_that_nobody_has_seen(seed):
     change = Change.of(small.run(some), imported.run(some), some.starts)
     (rows, taken), first = noted(partial(small.run, some)), Reference(partial(imported.run, some))
     along = Change.of(rows, first.beside(taken)[0], some.starts)
-    stated = Stated.of(change, np.zeros(0), routed=Routed(along, redraw(imported, {small: constants}, some)[small]))
+    again = redraw(imported, {small: constants}, some)[small]
+    stated = Stated.of(change, np.zeros(0), routed=RoutedChange(along, again))
     found = Change.of(small.run(fresh), imported.run(fresh), fresh.starts)
     assert found.relative <= stated.error and np.mean(found.each > stated.sentence) <= 0.01
     forced = Stated.of(along, np.zeros(0))
@@ -277,7 +278,7 @@ def test_a_smooth_part_is_judged_by_its_tail_and_a_rare_one_by_what_is_drawn():
     seen[3] = 0.09
     again = np.tile(smooth, 12)
     again[rng.integers(0, 480, 5)] = 0.16
-    routed = Routed(Change(smooth, size), Change(again, np.ones(480)))
+    routed = RoutedChange(Change(smooth, size), Change(again, np.ones(480)))
     assert routed.worst(Change(seen, size)) == pytest.approx(0.4)
     assert routed.worst(Change(seen[:9], size[:9])) == pytest.approx(0.4) and \
-        Routed(Change(smooth[:9], size[:9]), Change(again, np.ones(480))).worst(Change(seen, size)) is None
+        RoutedChange(Change(smooth[:9], size[:9]), Change(again, np.ones(480))).worst(Change(seen, size)) is None
