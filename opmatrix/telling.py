@@ -109,6 +109,6 @@ def some_ids(at: NDArray[np.int64], limits: Mapping[str, int], batch: Batch) -> 
     return Fields(batch, len(at), **{name: at % limits.get(name, 1) for name in FIELDS})
 
 
-def short_sequences(count: int) -> Batch:
-    """So many sequences of a few rows, of every small length in turn."""
-    return Batch([np.zeros(SHORT_LENGTHS[at % len(SHORT_LENGTHS)], np.int64) for at in range(count)])
+def short_sequences(count: int, most: int = max(SHORT_LENGTHS)) -> Batch:
+    """So many sequences of a few rows, of every small length in turn, of at most so many."""
+    return Batch([np.zeros(min(most, SHORT_LENGTHS[at % len(SHORT_LENGTHS)]), np.int64) for at in range(count)])
