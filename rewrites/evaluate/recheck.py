@@ -100,13 +100,13 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
         return
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
                  bool(batches))
-    told = set[Hashable]()
-    yield attempted("steps within bounds", lambda: steps("steps within bounds", program, batches, told))
+    looked_at = set[Hashable]()
+    yield attempted("steps within bounds", lambda: steps("steps within bounds", program, batches, looked_at))
     lengths = kept.get(LENGTHS_FIELD, [])
     if lengths and batches: yield attempted("steps at other lengths", lambda: at_lengths(program, batches[0], lengths))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
-    yield from of_model(program, model, batches, stated, exact, kept["verified"], told)
+    yield from of_model(program, model, batches, stated, exact, kept["verified"], looked_at)
     told = list_errors(kept["verified"])
     if told: yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, told))
     yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
