@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from opmatrix.batch import FIELDS, Batch, Fields
 
-FloatRows = NDArray[np.float32]
+TellingRows = NDArray[np.float32]
 RowShapes = Mapping[str, tuple[int, ...]]                   # of one row of each operand
 SMALLEST_DECADE, LARGEST_DECADE = -44, 30                   # powers of ten: below it float32 has 0 alone, and above it
                                                             # a product of some thousands need not be finite
@@ -26,7 +26,7 @@ NUMBERS_AT_ONCE, MOST_PARTS = 1 << 22, 8                    # numbers of rows th
 MOST_NUMBERS = 1 << 26                                      # of all of them: of more ids both ends and drawn ones
 
 
-def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = LARGEST_DECADE) -> FloatRows:
+def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = LARGEST_DECADE) -> TellingRows:
     """Rows of so many numbers that are zero; equal; nearly equal; of either sign; zero but for one; one far beyond the
     others; often equal; and about as large as each power of ten up to this one."""
     width = prod(shape)
@@ -42,11 +42,11 @@ def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = L
     plain += [abs(drawn(1)), -abs(drawn(1)), 1 - 2.0 * (np.arange(width)[None] % 2)]
     tied = [rng.integers(1 - most, most, (2, width)) for most in TIED]
     parts = [*plain, single, beyond, *tied, sizes[:, None] * drawn(len(sizes))]
-    rows: FloatRows = np.concatenate(parts).astype(np.float32)
+    rows: TellingRows = np.concatenate(parts).astype(np.float32)
     return rows.reshape(-1, *shape)
 
 
-def tied_rows(shape: Sequence[int], rng: np.random.Generator) -> FloatRows:
+def tied_rows(shape: Sequence[int], rng: np.random.Generator) -> TellingRows:
     """Rows of which many numbers are equal: to one of few whole numbers, all but one to each other, and to zeros of
     either sign."""
     width = prod(shape)
@@ -55,15 +55,15 @@ def tied_rows(shape: Sequence[int], rng: np.random.Generator) -> FloatRows:
     columns = np.arange(width)
     apart[columns, columns], apart[width + columns, columns] = 1, -1
     signs = np.where(rng.integers(0, 2, (TIED_ROWS, width)), 0.0, -0.0)
-    rows: FloatRows = np.concatenate([*whole, apart[:MOST_ONES], signs, whole[0] * signs]).astype(np.float32)
+    rows: TellingRows = np.concatenate([*whole, apart[:MOST_ONES], signs, whole[0] * signs]).astype(np.float32)
     return rows.reshape(-1, *shape)
 
 
-def telling_values(shapes: RowShapes, rng: np.random.Generator, decade: int = LARGEST_DECADE) -> dict[str, FloatRows]:
+def telling_values(shapes: RowShapes, rng: np.random.Generator, decade: int = LARGEST_DECADE) -> dict[str, TellingRows]:
     """Rows of several operands, each a row of every other one's: all of them of one kind; and each of every kind beside
     zeros, and beside ordinary numbers."""
     if len(shapes) == 1: return {name: telling_rows(shape, rng, decade) for name, shape in shapes.items()}
-    parts: dict[str, list[FloatRows]] = {name: [telling_rows(shape, rng, SQUARED_DECADE)]
+    parts: dict[str, list[TellingRows]] = {name: [telling_rows(shape, rng, SQUARED_DECADE)]
                                        for name, shape in shapes.items()}
     for alone in shapes:
         rows = telling_rows(shapes[alone], rng, decade)
@@ -73,13 +73,13 @@ def telling_values(shapes: RowShapes, rng: np.random.Generator, decade: int = LA
     return {name: np.concatenate(each) for name, each in parts.items()}
 
 
-def telling_fills(shapes: RowShapes, rng: np.random.Generator) -> Iterator[dict[str, FloatRows]]:
+def telling_fills(shapes: RowShapes, rng: np.random.Generator) -> Iterator[dict[str, TellingRows]]:
     """Operands of these shapes whose rows see one another: of rows of many kinds; all zero; all equal; all tiny; large;
     often equal; below zero."""
-    def drawn() -> dict[str, FloatRows]:
+    def drawn() -> dict[str, TellingRows]:
         return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
-    def mixed(shape: tuple[int, ...]) -> FloatRows:
+    def mixed(shape: tuple[int, ...]) -> TellingRows:
         rows = telling_rows(shape[1:], rng, UNTOLD_DECADE)
         return rows[rng.permutation(len(rows))[np.arange(shape[0]) % len(rows)]]
     yield {name: mixed(shape) for name, shape in shapes.items()}
@@ -109,6 +109,6 @@ def some_ids(at: NDArray[np.int64], limits: Mapping[str, int], batch: Batch) -> 
     return Fields(batch, len(at), **{name: at % limits.get(name, 1) for name in FIELDS})
 
 
-def short_sequences(count: int) -> Batch:
-    """So many sequences of a few rows, of every small length in turn."""
-    return Batch([np.zeros(SHORT_LENGTHS[at % len(SHORT_LENGTHS)], np.int64) for at in range(count)])
+def short_sequences(count: int, most: int = max(SHORT_LENGTHS)) -> Batch:
+    """So many sequences of a few rows, of every small length in turn, of at most so many."""
+    return Batch([np.zeros(min(most, SHORT_LENGTHS[at % len(SHORT_LENGTHS)]), np.int64) for at in range(count)])

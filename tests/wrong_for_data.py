@@ -46,7 +46,7 @@ def flat(x: Rows) -> Rows: return x.reshape(len(x), -1).astype(np.float64)
 
 
 def of_kind(kind: str) -> Change:
-    """Rows of a kind come out otherwise: as of other rows, or too large."""
+    """Rows of a kind come out otherwise: as of other rows, or too large, which of zeros would be no fault."""
     def change(right: Callable[..., None], rng: np.random.Generator, out: Any, given: dict[str, Any]) -> None:
         values = [name for name, each in given.items() if isinstance(each, np.ndarray) and len(each) == len(out)
                   and each.dtype == np.float32 and each.ndim > 1]
@@ -56,7 +56,7 @@ def of_kind(kind: str) -> Change:
         if not values or not (wrong := KINDS[kind](flat(given[name]), drawn)).any(): return
         other = given | {each: given[each].copy() for each in values}
         other[name][wrong] = 1 + np.arange(other[name][0].size).reshape(other[name].shape[1:]) % 7
-        if way: out[wrong] *= FACTOR
+        if way and out[wrong].any(): out[wrong] *= FACTOR
         else:
             instead = np.empty_like(out)
             right(instead, **other)

@@ -122,6 +122,15 @@ def test_ties_lie_on_both_sides_of_whatever_is_kept(rng):
     for kept in range(1, 16): assert (rows[:, kept - 1] == rows[:, kept]).any()
 
 
+def test_short_sequences_are_no_longer_than_a_pattern_knows(rng):
+    """Its tables say of so many positions whom they see, and of no more."""
+    shapes = {name: rng.standard_normal((9, 1, 4), np.float32) for name in "qkv"}
+    a = KERNELS["attention"].record(**shapes, mask0=np.ones((5, 5), np.float32), mask1=None, bias=None, scale=0.5,
+                                    where="sequence & mask({}, 1)", tile=256, number_type="float32", batch=FEW)
+    brought = [each["batch"] for each in KERNELS["attention"].telling(a, rng) if "batch" in each]
+    assert brought and max(int(np.diff(each.starts).max()) for each in brought) == 5
+
+
 def test_every_kernel_of_values_tells():
     """By its own declaration, or by the sorts of its operands."""
     silent = {name for name, each in KERNELS.items() if not each.view and not each.declares_telling

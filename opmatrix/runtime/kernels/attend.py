@@ -198,7 +198,7 @@ class attention(Arguments):
 def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -> Iterator[dict[str, object]]:
     """Short sequences, in each of which queries, keys or values are of another size, all powers of ten in turn, where
     each column of a product has a zero, so that no score is doubtful; with some rows zero; and with rows all equal."""
-    batch = short_sequences(len(TOLD_SIZES))
+    batch = short_sequences(len(TOLD_SIZES), *seen.fields(a).values())
     sizes = TOLD_SIZES[batch.sequence, None, None].astype(np.float32)
 
     def drawn() -> dict[str, Any]:

@@ -106,7 +106,7 @@ class gate(Arguments):
         yield {**telling_values(shapes, rng)}
         tied = {name: tied_rows(shape, rng) for name, shape in shapes.items()}
         yield {**tied}
-        if a.by is not None: yield tied | {"x": rng.standard_normal(tied["x"].shape, np.float32)}
+        if a.by is not None: yield {**tied, "x": rng.standard_normal(tied["x"].shape, np.float32)}
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """By the numbers that are read, once for each that is kept."""
