@@ -14,7 +14,7 @@ from opmatrix.runtime.kernels import KERNELS
 from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.report.checked import check_decoders
 from rewrites.report.points import Point
-from rewrites.sessions.miniature import SPREAD, find_attention, ties
+from rewrites.sessions.miniature import SPREAD_SHARES, find_attention, ties
 from rewrites.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
@@ -119,7 +119,7 @@ def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():
         assert (twice != reads(values)).any(), bits
     assert set(np.sign(reads(values) - values)) == {-1, 1}
     [(attention, bias)] = find_attention(decoding())
-    miniature = attention.miniature(SPREAD, 40, bias)
+    miniature = attention.miniature(SPREAD_SHARES, 40, bias)
     assert np.array_equal(miniature.rows("v", np.zeros(1, np.int64)).ravel(), ties(16))
 
 
