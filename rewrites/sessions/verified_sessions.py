@@ -13,6 +13,7 @@ from opmatrix.batch import Batch
 from opmatrix.pipelines.cached import decoder_of
 from opmatrix.program import Program
 from opmatrix.relations import HELD, SLOTS
+from opmatrix.runtime.recorded import least_limits
 from opmatrix.signature import HELD_NUMBERS, widened
 from rewrites.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
 from rewrites.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
@@ -55,7 +56,7 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
     VerificationError."""
     decoder = decoder_of(program)
     if decoder is None: return False
-    if not program.state: verify_steps_over_caches(program, decoder, sentences)
+    if not program.state: verify_steps_over_caches(program, decoder, sentences, sessions.longest)
     for attention, bias in find_attention(program):
         if attention.kind(bias) in sessions.kinds: continue
         length = int(min(sessions.longest, max(COMPARED_WHOLE, (PROMPT_WORK / attention.work) ** 0.5)))
@@ -67,7 +68,7 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
 
 
 def borders_of(decoder: Program) -> set[int]:
-    """StepRows at which some kernel over caches takes another path."""
+    """Rows at which some kernel over caches takes another path."""
     return {border for call in decoder.schedule.calls if {HELD, SLOTS} & {*call.kernel.relations(call.bound)}
             for border in call.kernel.borders(call.bound)}
 
@@ -140,16 +141,18 @@ def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
                                     "sequence", cache=kept.cache, number=number, rows=kept.length)
 
 
-def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch) -> None:
+def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> None:
     """The steps of a program over caches, a prompt and rows that follow, against those over whole sentences: both in
     float64, with numbers as they are stored and nothing rounded on the way. Raises VerificationError."""
-    text = np.resize(sentences.tokens, READ_TOKENS)
-    batch = Batch([text])
-    wanted = program.exact(batch, rounded=False)
+    limits = longest, READ_TOKENS, least_limits(program.schedule.calls).get("positions", READ_TOKENS)
+    text = np.resize(sentences.tokens, min(limits))
+    wanted = program.exact(Batch([text]), rounded=False)
     session = decoder.start(READ_TOKENS, exact=True)
-    held = session.join()
-    session.step({held: text[:READ_TOKENS - 2]})
-    found = session.step({held: text[READ_TOKENS - 2:]})
+    held, cut = session.join(), len(text) // 2
+    for part in filter(len, (text[:cut], text[cut:])):
+        batch, rows = session.batch({held: part})
+        found = session.exactly(batch, rounded=False)
+        session.commit(rows)
     off = float(ratio(np.linalg.norm(found - wanted[-len(found):]), np.linalg.norm(wanted[-len(found):])))
     if not off <= EQUAL:
         raise VerificationError(3, str(decoder.meta.get("model", "program")), "its steps over caches, read in float64, "
