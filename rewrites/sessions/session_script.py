@@ -24,7 +24,7 @@ StepRows = NDArray[np.float32]
 
 
 class GivenRows(NamedTuple):
-    """StepRows that a step gave: of which text, from which position on; of a program of last rows only the last."""
+    """Rows that a step gave: of which text, from which position on; of a program of last rows only the last."""
     text: int
     first: int
     rows: StepRows

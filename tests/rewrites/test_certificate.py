@@ -143,5 +143,5 @@ def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
                "relative": {"relative": 2 * off}}[halved]
     wrong = certify(program, {"error": error | changed}, [RAGGED])
     assert failing(wrong, operator)
-    with pytest.raises(VerificationError, match="certificate.*fails"):
+    with pytest.raises(VerificationError, match=r"certificate.*fails"):
         recheck.check_certificates([wrong], operator, made_here)
