@@ -338,14 +338,14 @@ def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, fl
 def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
     """Every program with its certificate: what was verified, and how it keeps the goals. Raises VerificationError for
     one that `opmatrix verify` would not take."""
-    from rewrites.evaluate.recheck import DONE, Made, check_certificates
+    from rewrites.evaluate.recheck import RUN_MAKES, RunChecks, check_certificates
     from rewrites.verify.certificate import certify
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
     kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
     programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
                           for point, goals in zip(front.points, kept, strict=True))
-    made = Made(DONE, [front.near], searched.programs["imported"])
+    made = RunChecks(RUN_MAKES, [front.near], searched.programs["imported"])
     check_certificates(programs, searched.opened.operator, made)
     return front._replace(points=[replace(point, program=program)
                                   for point, program in zip(front.points, programs, strict=True)])

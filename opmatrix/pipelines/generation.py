@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opmatrix.program import Program
 
 AT_ONCE = 16                                                # sequences at once
-PIECE = 512                                                 # tokens of a prompt that enter at once, with windows
+PROMPT_PIECE = 512                                          # tokens of a prompt that enter at once, with windows
 END, CUT = "end", "limit"                                   # why a reply ends: a token that ends texts; its limit
 
 Prompt: TypeAlias = str | Ids
@@ -195,7 +195,7 @@ def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling,
 def pages_held(behind: int, rows: int) -> int:
     """Pages of a sequence of so many rows, at most: of those that a row sees, and of a piece of a prompt, where the
     others are given back."""
-    return pages_of(min(rows, behind + PIECE + 2 * PAGE), PAGE)
+    return pages_of(min(rows, behind + PROMPT_PIECE + 2 * PAGE), PAGE)
 
 
 def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,
@@ -226,12 +226,12 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies:
                          "let sequences leave")
 
 
-def enter(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:
+def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:
     """Enter all but the last piece of a prompt, where pages behind a window are given back: it needs no more rows than
     the window and a piece."""
-    while session.behind < FAR and len(reply.rest) > PIECE:
-        session.step({sequence: reply.rest[:PIECE]})
-        reply.entered += PIECE
+    while session.behind < FAR and len(reply.rest) > PROMPT_PIECE:
+        session.step({sequence: reply.rest[:PROMPT_PIECE]})
+        reply.entered += PROMPT_PIECE
 
 
 def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply],
@@ -242,7 +242,7 @@ def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Ite
     while live or queue:
         while queue and len(live) < AT_ONCE: live[session.join()] = queue.popleft()
         for each, reply in live.items():
-            if not reply.ids: enter(session, each, reply)
+            if not reply.ids: enter_pieces(session, each, reply)
         new = {each: reply.ids[-1:] or reply.rest for each, reply in live.items()}
         rows = session.step(new)
         if not by_sequence: rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]

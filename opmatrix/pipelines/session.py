@@ -358,10 +358,10 @@ class Session(Pages):
         from opmatrix.pipelines.sampling import Sampling
         return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
-    def exactly(self, batch: New) -> NDArray[np.float64]:
-        """A step by the meanings of the kernels."""
+    def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
+        """A step by the meanings of the kernels, of operands as these round them, unless told otherwise."""
         schedule = self.program.schedule
-        found = schedule.meanings(batch)
+        found = schedule.meanings(batch, rounded=rounded)
         for i, behind in schedule.state.items(): self.caches[schedule.ports[i].name] = found[behind]
         return np.asarray(found[schedule.result])
 

@@ -61,7 +61,7 @@ class Check(NamedTuple):
     verdict: str
 
 
-class Made(NamedTuple):
+class RunChecks(NamedTuple):
     """What the run that writes a certificate has at hand: the names of the checks that it has made itself, by the same
     functions, what the model gives for the certificate's inputs, and the imported program."""
 
@@ -70,7 +70,7 @@ class Made(NamedTuple):
     imported: Program
 
 
-DONE = frozenset({"steps within bounds", "steps at other lengths", "sessions", "own rounding", "laws",
+RUN_MAKES = frozenset({"steps within bounds", "steps at other lengths", "sessions", "own rounding", "laws",
                   "graphs of the laws", "errors at other lengths"})       # what every run makes
 
 
@@ -100,7 +100,7 @@ def of_directory(directory: Path, model: str | None = None, files: Files = NO_FI
 
 
 def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES,
-           made: Made | None = None) -> Iterator[Check]:
+           made: RunChecks | None = None) -> Iterator[Check]:
     """Every check of a program and its certificate; with the model, those that need the oracle, and with the files of
     its goals, these. A run that writes the certificate leaves out those that it has just `made`."""
     done = frozenset[str]() if made is None else made.done
@@ -133,7 +133,7 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     yield from claims(kept)
 
 
-def check_certificates(programs: Iterable[Program], model: Operator, made: Made) -> None:
+def check_certificates(programs: Iterable[Program], model: Operator, made: RunChecks) -> None:
     """What `opmatrix verify` checks of programs, before they are called verified. Raises VerificationError, which names
     the check that fails."""
     for program in programs:
@@ -219,7 +219,7 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
 # ---- what needs the model
 
 def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
-             verified: Mapping[str, object], told: set[Hashable], made: Made | None = None) -> Iterator[Check]:
+             verified: Mapping[str, object], told: set[Hashable], made: RunChecks | None = None) -> Iterator[Check]:
     """The steps of the imported program; the error against the oracle on the certificate's rows and on rows that it did
     not choose; the graphs of the laws. `told`: the kinds of steps that were looked at on telling operands."""
     single = search_for(verified, "sentence")

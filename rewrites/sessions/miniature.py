@@ -24,12 +24,12 @@ from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.verify.programs import Meant
 
-EVEN, SPREAD = "even", "spread"                             # shares of keys: all alike; some far above the others
-WORDS = 2                                                   # tokens for each column of values, at least
-APART = 3.0                                                 # of scores: what is seen most has most of a row's mass
-TIE = 2.0 ** -8                                             # of 1: half a unit of bfloat16
-FINEST = 23                                                 # bits of a float32 behind the first
-Table = NDArray[np.float32]
+EVEN_SHARES, SPREAD_SHARES = "even", "spread"               # shares of keys: all alike; some far above the others
+WORDS_A_COLUMN = 2                                          # tokens for each column of values, at least
+SCORE_SPREAD = 3.0                                          # of scores: what is seen most has most of a row's mass
+HALF_UNIT = 2.0 ** -8                                       # of 1: half a unit of bfloat16
+FLOAT32_BITS = 23                                           # bits of a float32 behind the first
+FloatTable = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class Attention:
     def kernel(self) -> Declared:
         """The kernel of whole sentences whose rows can be read one by one."""
         return next(each for each in KERNELS.values() if each.cached_variant == self.whole and each.restrict)
+
+    def __str__(self) -> str:
+        (h, d), (g, _), _ = self.widths
+        return f"attention of {h} heads of {d} columns, {g} of keys, where {self.where}"
 
     def kind(self, bias: Constant | None) -> Hashable:
         """The step, whatever its numbers are."""
@@ -76,7 +80,7 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
         if not (over or reads_back(call)): continue
         last = getattr(call.bound, "query", "") == "last" or getattr(call.bound, "rows", "all") == "last"
         found = Attention(tuple((x.heads, x.cols) for x in (call.bound.q, call.bound.k, call.bound.v)),
-                          step.attributes.get("scale", 1.0), where_of(call, over), step.operands.get("bias", ""),
+                          float(step.attributes.get("scale", 1.0)), where_of(call, over), step.operands.get("bias", ""),
                           picked if last else None, call.kernel.name if over else call.kernel.cached_variant)
         bias = program.constants.get(found.bias)
         if (kind := found.kind(bias)) not in seen: yield found, bias
@@ -100,7 +104,7 @@ class Miniature:
 
     def __init__(self, attention: Attention, shares: str, length: int, bias: Constant | None) -> None:
         self.attention, self.shares, self.length = attention, shares, length
-        self.words = max(2, WORDS * attention.widths[2][1])
+        self.words = max(2, WORDS_A_COLUMN * attention.widths[2][1])
         self.tables = dict(zip("qkv", self.drawn(np.random.default_rng(0)), strict=True))
         names, steps = [*"qkv"], list[Step]()
         constants: dict[str, Constant] = {}
@@ -134,23 +138,24 @@ class Miniature:
         last = {} if self.attention.picked is None else {"query": "last"}
         return {"scale": self.attention.scale, "where": self.attention.where, **last}
 
-    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[Table, Table]]:
+    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[FloatTable, FloatTable]]:
         """Tables of tokens and of positions for queries, keys and values."""
         (_, wide), _, (heads, e) = self.attention.widths
         for name, (count, columns) in zip("qkv", self.attention.widths, strict=True):
             token, position = (np.zeros((rows, count * columns), np.float32) for rows in (self.words, self.length))
-            if self.shares == SPREAD and name in "qk":
-                share = (APART / (wide ** 0.5 * abs(self.attention.scale))) ** 0.5 if self.attention.scale else 1.0
+            if self.shares == SPREAD_SHARES and name in "qk":
+                scale = abs(self.attention.scale) or 1.0
+                share = (SCORE_SPREAD / (wide ** 0.5 * scale)) ** 0.5
                 for each in (token, position):
                     each[:] = np.float32(share / 2 ** 0.5) * rng.standard_normal(each.shape, np.float32)
-            elif self.shares == SPREAD:
+            elif self.shares == SPREAD_SHARES:
                 token[:] = rng.standard_normal(token.shape, np.float32)
                 token[0], token[1] = ties(token.shape[1]), -ties(token.shape[1])
             elif name == "v":
                 token.reshape(self.words, heads, e)[:] = self.columns()[:, None]
             yield token, position
 
-    def columns(self) -> Table:
+    def columns(self) -> FloatTable:
         """A value for each token: 1 or -1 in one column."""
         at = np.arange(self.words)
         e = self.attention.widths[2][1]
@@ -162,7 +167,7 @@ class Miniature:
         """As many tokens as there are positions: of even shares their columns in turn, so that no two keys near one
         another are seen in the same."""
         drawn = rng.integers(0, self.words, self.length)
-        if self.shares == SPREAD: return drawn
+        if self.shares == SPREAD_SHARES: return drawn
         columns = np.arange(self.length) % (self.words // 2)
         return 2 * columns + drawn % 2
 
@@ -205,10 +210,10 @@ def page_side() -> int:
     return PAGE
 
 
-def ties(count: int) -> Table:
+def ties(count: int) -> FloatTable:
     """Numbers a little beside the middle of two numbers of bfloat16, by all that float32 tells apart: what is rounded
     to some bits between lies in the middle, and goes the other way."""
     at = np.arange(count)
-    fine = 2.0 ** -(9 + at % (FINEST - 8)).astype(np.float64)
-    odd = at // (FINEST - 8) % 2
-    return (1 + 2 * TIE * odd + TIE + np.where(odd, -fine, fine)).astype(np.float32)
+    fine = 2.0 ** -(9 + at % (FLOAT32_BITS - 8)).astype(np.float64)
+    odd = at // (FLOAT32_BITS - 8) % 2
+    return (1 + 2 * HALF_UNIT * odd + HALF_UNIT + np.where(odd, -fine, fine)).astype(np.float32)

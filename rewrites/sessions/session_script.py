@@ -11,26 +11,26 @@ from opmatrix.pipelines.cached import rows_behind
 from opmatrix.pipelines.pages import NO_PAGE
 from opmatrix.pipelines.session import HeldSequence, Session
 from opmatrix.program import Program
-from rewrites.sessions.miniature import EVEN, Miniature, page_side
+from rewrites.sessions.miniature import EVEN_SHARES, Miniature, page_side
 
-EVERY_PAGE, MULTIPLES = 640, 8                              # rows up to which every page is looked at; of a border's
-                                                            # multiples beyond so many
-GROWN = 300                                                 # rows that come one by one
-TOGETHER, PARTED = 16, 5                                    # forks that step at once; of so many one parts
-DRAWN, TAIL = 24, 4                                         # rows beside borders; the last ones
-PARTING = 5, 21, 32                                         # rows of sequences that part, within a page and at its end
-Tokens = NDArray[np.int64]
-Rows = NDArray[np.float32]
+EVERY_PAGE_UP_TO = 640                                      # rows up to which every page is looked at
+BORDER_MULTIPLES = 8                                        # of a border's those at most
+ROW_BY_ROW = 300                                            # rows that come one by one
+FORKS_A_STEP, PARTING_FORKS = 16, 5                         # forks that step at once; of so many one parts
+DRAWN_ROWS, LAST_ROWS = 24, 4                               # rows beside borders; the last ones
+PARTING_AT = 5, 21, 32                                      # rows of sequences that part, within a page and at its end
+TextTokens = NDArray[np.int64]
+StepRows = NDArray[np.float32]
 
 
-class Observed(NamedTuple):
+class GivenRows(NamedTuple):
     """Rows that a step gave: of which text, from which position on; of a program of last rows only the last."""
     text: int
     first: int
-    rows: Rows
+    rows: StepRows
 
 
-class Kept(NamedTuple):
+class CachedRows(NamedTuple):
     """The rows of a cache that a sequence holds, the last ones of so many of a text."""
     text: int
     length: int
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     rows: NDArray[np.generic]
 
 
-class Script:
+class SessionScript:
     """A session of a miniature whose caches hold one number type, and all that was observed of it. Sequences go on
     along texts that are known before: two that share a beginning and part have texts that do."""
 
@@ -46,9 +46,9 @@ class Script:
         self.miniature, self.borders = miniature, sorted(borders)
         self.program: Program = miniature.program.decode_with(number)
         self.rng = np.random.default_rng(miniature.length)
-        self.texts: list[Tokens] = []
-        self.observed: list[Observed] = []
-        self.kept: list[Kept] = []
+        self.texts: list[TextTokens] = []
+        self.observed: list[GivenRows] = []
+        self.kept: list[CachedRows] = []
         self.along: dict[HeldSequence, int] = {}
         self.rows: dict[HeldSequence, int] = {}             # that a sequence is to have, whatever it says
         self.session: Session
@@ -59,7 +59,7 @@ class Script:
         """Another session, of no sequence."""
         self.session, self.along, self.rows = self.program.start(capacity, rewinds=rewinds), {}, {}
 
-    def new_text(self, begun: Tokens | None = None) -> int:
+    def new_text(self, begun: TextTokens | None = None) -> int:
         """A text, which begins with these tokens."""
         text = self.miniature.text(self.rng)
         if begun is not None: text[:len(begun)] = begun
@@ -104,7 +104,8 @@ class Script:
         at = 0
         for each, count in counts.items():
             given = 1 if self.program.pooled else count
-            self.observed.append(Observed(self.along[each], firsts[each] + count - given, rows[at:at + given].copy()))
+            self.observed.append(GivenRows(self.along[each], firsts[each] + count - given,
+                                           np.array(rows[at:at + given], np.float32)))
             self.rows[each] += count
             if each.length != self.rows[each]: raise ValueError(f"{each!r} has taken {self.rows[each]} rows")
             at += given
@@ -129,13 +130,13 @@ class Script:
             length, page = self.rows[each], session.state.sequences[each].page
             if not length: continue
             at = held(page * session.side + (length - 1) % session.side, session.before)[-length:]
-            for name, cache in session.caches.items(): self.kept.append(Kept(text, length, name, cache[at].copy()))
+            self.kept += [CachedRows(text, length, name, cache[at].copy()) for name, cache in session.caches.items()]
 
     # ---- what is called in turn
 
     def run(self) -> None:
         """Where a lost key shows, every page and border; where other numbers do, sequences that part."""
-        if self.miniature.shares == EVEN:
+        if self.miniature.shares == EVEN_SHARES:
             self.scan(self.watched())
             self.grow()
         else:
@@ -145,9 +146,9 @@ class Script:
     def watched(self) -> Iterator[int]:
         """Positions on both sides of every page and border, of many only some."""
         length, side = self.miniature.length, page_side()
-        borders = {side * at for at in range(1, 1 + min(EVERY_PAGE, length) // side)}
+        borders = {side * at for at in range(1, 1 + min(EVERY_PAGE_UP_TO, length) // side)}
         for border in self.borders:
-            times = np.unique(np.linspace(1, max(1, length // border), MULTIPLES).astype(int))
+            times = np.unique(np.linspace(1, max(1, length // border), BORDER_MULTIPLES).astype(int))
             borders |= {border * int(n) for n in times}
         yield from self.near(borders)
 
@@ -155,20 +156,20 @@ class Script:
         """Positions on both sides of borders, the last ones, and drawn ones."""
         length, rng = self.miniature.length, np.random.default_rng(0)
         near = {border + more for border in borders for more in (-1, 0, 1)}
-        near |= {*range(length - TAIL, length), *rng.integers(0, length, DRAWN).tolist()}
+        near |= {*range(length - LAST_ROWS, length), *rng.integers(0, length, DRAWN_ROWS).tolist()}
         return sorted(at for at in near if 0 <= at < length)
 
     def scan(self, watched: Iterable[int]) -> None:
         """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one
         of another text; others take as many as a border has, from anywhere."""
         length = self.miniature.length
-        self.start(length + 2 * TOGETHER * page_side() + max(self.borders, default=0), rewinds=length)
+        self.start(length + 2 * FORKS_A_STEP * page_side() + max(self.borders, default=0), rewinds=length)
         prompt = self.join(self.new_text())
         self.step({prompt: length})
         watched = [*watched]
-        for at in range(0, len(watched), TOGETHER):
-            forks = [self.fork(prompt, position, part=number % PARTED == 0)
-                     for number, position in enumerate(watched[at:at + TOGETHER])]
+        for at in range(0, len(watched), FORKS_A_STEP):
+            forks = [self.fork(prompt, position, part=number % PARTING_FORKS == 0)
+                     for number, position in enumerate(watched[at:at + FORKS_A_STEP])]
             self.step(dict.fromkeys(forks, 1))
             self.leave(forks)
         for border in self.borders:
@@ -182,7 +183,7 @@ class Script:
     def grow(self) -> None:
         """Sequences that come row by row, and some rows at a time, beside one another: their pages lie in turns. With
         windows there is room for what they see alone, and what is behind is given back."""
-        behind, length, side = rows_behind(self.program), min(GROWN, self.miniature.length), page_side()
+        behind, length, side = rows_behind(self.program), min(ROW_BY_ROW, self.miniature.length), page_side()
         counts = (1, 3, side + 1)
         each = min(length, behind + max(counts) + 2 * side) if behind < FAR else length
         self.start(len(counts) * (each + side), rewinds=0)
@@ -196,8 +197,8 @@ class Script:
         """Forks that part from what they share: both write to one page in one step, or one after the other; a rewind
         that goes on with other tokens; pages of one that left."""
         side, length = page_side(), self.miniature.length
-        self.start(len(PARTING) * 40 * side, rewinds=length)
-        for begun in PARTING:
+        self.start(len(PARTING_AT) * 40 * side, rewinds=length)
+        for begun in PARTING_AT:
             if begun + 2 >= length: continue
             first = self.join(self.new_text())
             self.step({first: begun})

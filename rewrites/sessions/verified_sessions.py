@@ -13,18 +13,19 @@ from opmatrix.batch import Batch
 from opmatrix.pipelines.cached import decoder_of
 from opmatrix.program import Program
 from opmatrix.relations import HELD, SLOTS
+from opmatrix.runtime.recorded import least_limits
 from opmatrix.signature import HELD_NUMBERS, widened
-from rewrites.sessions.miniature import EVEN, SPREAD, Attention, Miniature, find_attention
-from rewrites.sessions.session_script import Kept, Observed, Rows, Script
+from rewrites.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
+from rewrites.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
 
-LONGEST = 1024                                              # rows of texts where a certificate lists no lengths
-WORK = 7e10                                                 # multiplications of a prompt, at most
-FEW = 5                                                     # tokens that a program's steps are read on in float64
-REFUSED = InputError, ValueError, TypeError, LookupError    # what a session may raise
-SAMPLED = 512                                               # rows of a prompt of which all are compared
+UNLISTED_LENGTH = 1024                                      # rows of texts where a certificate lists no lengths
+PROMPT_WORK = 7e10                                          # multiplications of a prompt, at most
+READ_TOKENS = 5                                             # tokens that a program's steps are read on in float64
+SESSION_ERRORS = InputError, ValueError, TypeError, LookupError# what a session may raise
+COMPARED_WHOLE = 512                                        # rows of a prompt of which all are compared
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Sessions:
     @classmethod
     def of(cls, lengths: Iterable[Sequence[int]]) -> "Sessions":
         """As long as the longest of these sentences."""
-        return cls(max((n for each in lengths for n in each), default=LONGEST))
+        return cls(max((n for each in lengths for n in each), default=UNLISTED_LENGTH))
 
     def described(self) -> dict[str, object]:
         """What a certificate says of them."""
@@ -55,11 +56,11 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
     VerificationError."""
     decoder = decoder_of(program)
     if decoder is None: return False
-    if not program.state: verify_steps_over_caches(program, decoder, sentences)
+    if not program.state: verify_steps_over_caches(program, decoder, sentences, sessions.longest)
     for attention, bias in find_attention(program):
         if attention.kind(bias) in sessions.kinds: continue
-        length = int(min(sessions.longest, max(SAMPLED, (WORK / attention.work) ** 0.5)))
-        for shares in (EVEN, SPREAD):
+        length = int(min(sessions.longest, max(COMPARED_WHOLE, (PROMPT_WORK / attention.work) ** 0.5)))
+        for shares in (EVEN_SHARES, SPREAD_SHARES):
             miniature = attention.miniature(shares, length, bias)
             for number in sessions.numbers: verify_script(miniature, number, decoder, sessions)
         sessions.kinds.add(attention.kind(bias))
@@ -75,34 +76,35 @@ def borders_of(decoder: Program) -> set[int]:
 def verify_script(miniature: Miniature, number: str, decoder: Program, sessions: Sessions) -> None:
     """A script on caches of a number type: the same bits on any number of threads, every row within the bound of what
     it means, every cache what it is to hold. Raises VerificationError."""
-    first: Script | None = None
+    first: SessionScript | None = None
     for count in sessions.threads:
-        script = Script(miniature, number, [*borders_of(decoder) | borders_of(miniature.program.decode_with(number))])
+        borders = borders_of(decoder) | borders_of(miniature.program.decode_with(number))
+        script = SessionScript(miniature, number, [*borders])
         try:
             with on_threads(count): script.run()
-        except REFUSED as error:
-            raise VerificationError(3, shown(miniature.attention), "a session does not take what it is given: "
+        except SESSION_ERRORS as error:
+            raise VerificationError(3, str(miniature.attention), "a session does not take what it is given: "
                                     f"{error}", number=number) from error
         if first is None:
             first = script
             with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(script, number))
             sessions.rows += sum(len(each.rows) for each in script.observed)
-        else: compare_threads(first, script, sessions.threads[0], count)
+        else: compare_session_threads(first, script, sessions.threads[0], count)
         for kept in script.kept: compare_cache(script, kept, number)
 
 
-def compare_threads(first: Script, other: Script, one: int, count: int) -> None:
-    """The same bits on two numbers of threads. Raises VerificationError."""
+def compare_session_threads(first: SessionScript, other: SessionScript, one: int, count: int) -> None:
+    """Compare the bits of a script on two numbers of threads. Raises VerificationError."""
     for mine, theirs in zip(first.observed, other.observed, strict=True):
         if np.array_equal(mine.rows, theirs.rows, equal_nan=True): continue
-        raise VerificationError(3, shown(first.miniature.attention), f"a session on {count} threads has other bits "
+        raise VerificationError(3, str(first.miniature.attention), f"a session on {count} threads has other bits "
                                 f"than on {one}", rows=len(mine.rows), position=mine.first)
 
 
-def compare_rows(script: Script, number: str) -> float:
+def compare_rows(script: SessionScript, number: str) -> float:
     """Every row against the whole text, in float64; of long prompts some rows. How near one came to its bound. Raises
     VerificationError."""
-    nearest, by_text = 0.0, dict[int, list[Observed]]()
+    nearest, by_text = 0.0, dict[int, list[GivenRows]]()
     for each in script.observed: by_text.setdefault(each.text, []).append(each)
     watched = np.array([*script.watched()])
     for text, observed in by_text.items():
@@ -111,23 +113,23 @@ def compare_rows(script: Script, number: str) -> float:
         meant = script.miniature.meant(script.texts[text], places, number)
         meant = meant._replace(numbers=meant.numbers[where], allowed=meant.allowed[where])
         found = rows.reshape(meant.numbers.shape)
-        nearest = max(nearest, meant.compared(f"{shown(script.miniature.attention)} in a session over caches of "
+        nearest = max(nearest, meant.compared(f"{script.miniature.attention} in a session over caches of "
                                               f"{number}", found, int(at.max()) + 1))
     return nearest
 
 
-def positions_of(observed: Sequence[Observed], watched: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+def positions_of(observed: Sequence[GivenRows], watched: NDArray[np.int64]) -> tuple[NDArray[np.int64], StepRows]:
     """The positions that are compared, and the rows there."""
     at, rows = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
     for each in observed:
         own = np.arange(each.first, each.first + len(each.rows))
-        if len(own) > SAMPLED: own = watched[(watched >= own[0]) & (watched <= own[-1])]
+        if len(own) > COMPARED_WHOLE: own = watched[(watched >= own[0]) & (watched <= own[-1])]
         at.append(own)
         rows.append(each.rows[own - each.first])
     return np.concatenate(at), np.concatenate(rows)
 
 
-def compare_cache(script: Script, kept: Kept, number: str) -> None:
+def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
     """What a cache holds of a sequence, to the bit. Raises VerificationError."""
     names = [port.name for port in script.program.inputs]
     for name, port in zip("kv", names, strict=True):
@@ -135,26 +137,22 @@ def compare_cache(script: Script, kept: Kept, number: str) -> None:
         wanted = script.miniature.held(name, script.texts[kept.text][:kept.length], number)
         found = widened(kept.rows)
         if not np.array_equal(found, wanted[kept.length - len(found):]):
-            raise VerificationError(3, shown(script.miniature.attention), "a cache does not hold the rows of its "
+            raise VerificationError(3, str(script.miniature.attention), "a cache does not hold the rows of its "
                                     "sequence", cache=kept.cache, number=number, rows=kept.length)
 
 
-def shown(attention: Attention) -> str:
-    """A kind of attention in words."""
-    (h, d), (g, _), _ = attention.widths
-    return f"attention of {h} heads of {d} columns, {g} of keys, where {attention.where}"
-
-
-def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch) -> None:
+def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> None:
     """The steps of a program over caches, a prompt and rows that follow, against those over whole sentences: both in
     float64, with numbers as they are stored and nothing rounded on the way. Raises VerificationError."""
-    text = np.resize(sentences.tokens, FEW)
-    batch = Batch([text])
-    wanted = program.exact(batch, rounded=False)
-    session = decoder.start(FEW, exact=True)
-    held, parts = session.join(), list[NDArray[np.float64]]()
-    for part in (text[:FEW - 2], text[FEW - 2:]): parts.append(session.step({held: part}))
-    found = parts[-1]
+    limits = longest, READ_TOKENS, least_limits(program.schedule.calls).get("positions", READ_TOKENS)
+    text = np.resize(sentences.tokens, min(limits))
+    wanted = program.exact(Batch([text]), rounded=False)
+    session = decoder.start(READ_TOKENS, exact=True)
+    held, cut = session.join(), len(text) // 2
+    for part in filter(len, (text[:cut], text[cut:])):
+        batch, rows = session.batch({held: part})
+        found = session.exactly(batch, rounded=False)
+        session.commit(rows)
     off = float(ratio(np.linalg.norm(found - wanted[-len(found):]), np.linalg.norm(wanted[-len(found):])))
     if not off <= EQUAL:
         raise VerificationError(3, str(decoder.meta.get("model", "program")), "its steps over caches, read in float64, "

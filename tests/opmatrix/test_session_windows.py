@@ -17,7 +17,7 @@ from opmatrix.models import build
 from opmatrix.patterns import causal, sequence, window
 from opmatrix.pipelines.cached import cached, rows_behind
 from opmatrix.pipelines.cached_terms import cached_model, check_sessions
-from opmatrix.pipelines.generation import PIECE, pages_held
+from opmatrix.pipelines.generation import PROMPT_PIECE, pages_held
 from opmatrix.pipelines.pages import NO_PAGE
 from opmatrix.pipelines.pooling import LAST
 from opmatrix.program import Program, Step
@@ -176,12 +176,12 @@ def test_any_interleaving_is_the_whole_text(data):
 def test_generated_text_needs_no_more_than_the_window(w):
     """A prompt longer than a piece, and a reply, in the session of `generate`; the same tokens as without giving pages
     back, alone and among others, in either number type of caches."""
-    program, prompt = decoder(seen(w), last=True), text(PIECE + 90).tolist()
+    program, prompt = decoder(seen(w), last=True), text(PROMPT_PIECE + 90).tolist()
     ids = [*prompt]
     for _ in range(20): ids.append(int(program.run(Batch([ids]))[0].argmax()))
     replies = program.generate([prompt, prompt[:5], prompt], max_tokens=20)
     assert replies[0].ids == replies[2].ids == ids[len(prompt):]
-    assert pages_held(w, 10 ** 6) <= (w + PIECE) // PAGE + 3
+    assert pages_held(w, 10 ** 6) <= (w + PROMPT_PIECE) // PAGE + 3
     assert program.generate([prompt], max_tokens=20, cache="bf16")[0].ids[:1] == ids[len(prompt):][:1]
     session = cached(program).start(PAGE * pages_held(w + 64, 10 ** 6))
     held = session.join()

@@ -13,8 +13,9 @@ from rewrites.evaluate import recheck
 from rewrites.evaluate.recheck import CLAIMED, FAILS, HOLDS, checks
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
-from rewrites.verify import unrounded, verify_approximate, verify_exact
+from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact
 from rewrites.verify.certificate import certificate, certify, hash_rows
+from rewrites.verify.programs import oracle
 
 ONCE = {name: cache(getattr(recheck, name)) for name in ("verify_laws", "graphs")}
 
@@ -126,3 +127,21 @@ def test_versions_that_changed_are_said(kept):
 def test_a_certificate_is_plain_json(kept):
     made = certificate(kept, {"numbers": (np.float32(0.5), np.int64(3))}, [RAGGED])
     assert json.loads(json.dumps(made))["verified"] == {"numbers": [0.5, 3]}
+
+
+@pytest.mark.parametrize("halved", ["stated", "sentence", "relative"])
+def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
+    """Half of a stated error is refused before a program is called verified, by the same checks."""
+    operator, made = found()
+    program, _ = made["exact"][0].program({}, lambda part, use, method: Method("half"))
+    off = verify_approximate(program, operator, [RAGGED], 0.5)["float32"]["relative"]
+    error = {"relative": off, "stated": 1.5 * off, "sentence": 10 * off}
+    made_here = recheck.RunChecks(recheck.RUN_MAKES, oracle(operator, [RAGGED]), made["imported"][1])
+    right = certify(program, {"error": error}, [RAGGED])
+    recheck.check_certificates([right], operator, made_here)
+    changed = {"stated": {"stated": off / 2}, "sentence": {"sentence": off / 1000},
+               "relative": {"relative": 2 * off}}[halved]
+    wrong = certify(program, {"error": error | changed}, [RAGGED])
+    assert failing(wrong, operator)
+    with pytest.raises(VerificationError, match=r"certificate.*fails"):
+        recheck.check_certificates([wrong], operator, made_here)

@@ -14,8 +14,8 @@ from opmatrix.runtime.kernels import KERNELS
 from rewrites.evaluate.recheck import FAILS, HOLDS, checks
 from rewrites.report.checked import check_decoders
 from rewrites.report.points import Point
-from rewrites.sessions.miniature import SPREAD, find_attention, ties
-from rewrites.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.sessions.miniature import SPREAD_SHARES, find_attention, ties
+from rewrites.sessions.verified_sessions import Sessions, verify_sessions, verify_steps_over_caches
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import Steps, batches_at
@@ -64,6 +64,19 @@ def test_right_sessions_hold(changed):
     said = sessions.described()
     assert said["kinds"] == 1 and said["threads"] == (*range(1, available() + 1),)
     assert said["numbers"] == ("float32", "bf16") and 0 <= said["nearest"] < 0.2 and said["rows"] > 1000
+
+
+@pytest.mark.parametrize("form", ["int8", "bf16"])
+def test_steps_that_round_their_rows_hold(form):
+    """Read in float64 nothing is rounded, over caches or whole; attention in bfloat16 neither."""
+    program, rng = decoding(), np.random.default_rng(1)
+    weights = {name: FORMATS[form].approximate(rng.standard_normal(program.constants[name].shape, np.float32))
+               for name in "QKVU"}
+    steps = [step if step.kernel != "attention" else
+             Step(step.kernel, step.operands, {**step.attributes, "number_type": "bf16"}, step.output)
+             for step in program.steps]
+    verify_steps_over_caches(rounding := program.over(steps, {**program.constants, **weights}),
+                             rounding.decoder, SENTENCES, 9)
 
 
 @pytest.mark.parametrize("longest", [1, 2, 15, 16, 17, 33])
@@ -119,7 +132,7 @@ def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():
         assert (twice != reads(values)).any(), bits
     assert set(np.sign(reads(values) - values)) == {-1, 1}
     [(attention, bias)] = find_attention(decoding())
-    miniature = attention.miniature(SPREAD, 40, bias)
+    miniature = attention.miniature(SPREAD_SHARES, 40, bias)
     assert np.array_equal(miniature.rows("v", np.zeros(1, np.int64)).ravel(), ties(16))
 
 
