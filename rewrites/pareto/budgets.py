@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.search import Methods, SearchSpace, Structure, lowest
+from rewrites.compiler.search import SearchSpace, Structure, lowest
 from rewrites.extraction import Infeasible
+from rewrites.lower.representations import Methods
 from rewrites.lower.sharing import find_shared, users
 from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
 
