@@ -137,7 +137,7 @@ def total_shift(x: value[h, p], c: constant[h, p]):
 
 
 table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
-summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is none that is stored
+summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is not stored
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 
 
