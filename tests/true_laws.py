@@ -1,5 +1,5 @@
-"""Twenty true laws of a user's own: some that pay, some that are of no use, some that subsume what is cheaper, some that make
-graphs larger than their budget."""
+"""Twenty true laws of a user's own: some that pay, some that are of no use, some that subsume what is cheaper, some
+that make graphs larger than their budget."""
 from opmatrix.algebra.operators import magnitude, product, relu, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.law import SIMPLIFY, array, collect, column, law, matrix, n, p, q, value

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 SAME_PRICE = 1e-9                                           # relative: predicted seconds that are the same sum
 Lowerings = dict[tuple[int, str], Lowering]                 # by part and border state
 Solve = Callable[["SearchSpace"], "Structure"]
-OURS = frozenset(law.body for law in EXACT_LAWS)
+OUR_BODIES = frozenset(law.body for law in EXACT_LAWS)
 
 
 def list_own(laws: Sequence[Law]) -> list[str]:
     """The names of the laws that are none of ours, whatever their phase."""
-    return [law.name for law in laws if law.body not in OURS]
+    return [law.name for law in laws if law.body not in OUR_BODIES]
 
 
 @dataclass
@@ -38,21 +38,22 @@ class Incumbents:
     def settle(self) -> "Structure":
         """The cheapest program; the space then has the lowerings that it is of. Raises Infeasible where there is none
         with these laws or without."""
-        own = self.list_fired()
-        if not own: return self.solve(self.space)
+        added = self.list_fired()
+        if not added: return self.solve(self.space)
         every = self.attempt(self.space)
-        without = self.attempt(self.space.lacking(own))
-        if len(own) > 1 and (every is None or self.is_limited(own) or is_dearer(every, without)): self.try_each(own)
+        without = self.attempt(self.space.lacking(added))
+        hidden = every is None or self.is_limited(added) or is_dearer(every, without)
+        if len(added) > 1 and hidden: self.try_each(added)
         best = self.swap()
-        line = say_kept(every, best, own)
+        line = say_kept(every, best, added)
         return replace(best, cut=[*best.cut, line]) if line else best
 
     def list_fired(self) -> list[str]:
         """The laws of the user's own that matched in some graph."""
-        own = list_own(self.space.laws)
-        if not own: return []
+        added = list_own(self.space.laws)
+        if not added: return []
         fired = {name for lowering in self.list_lowerings(self.space).values() for name in lowering.graph.fired}
-        return [name for name in own if name in fired]
+        return [name for name in added if name in fired]
 
     def list_lowerings(self, space: "SearchSpace") -> Lowerings:
         """The lowering of each part behind each border state."""
@@ -60,24 +61,24 @@ class Incumbents:
 
     def attempt(self, space: "SearchSpace") -> "Structure | None":
         """The optimum of a space, whose lowerings are tried from here on; None where it has no program."""
-        try: found = self.solve(space)
+        try: structure = self.solve(space)
         except Infeasible: return None
         self.tried.append(self.list_lowerings(space))
-        return found
+        return structure
 
-    def is_limited(self, own: Sequence[str]) -> bool:
+    def is_limited(self, added: Sequence[str]) -> bool:
         """Whether laws together may hide what one alone reaches: a graph met a limit, or one subsumes its left side."""
-        canonical = any(law.canonical for law in self.space.laws if law.name in own)
+        canonical = any(law.canonical for law in self.space.laws if law.name in added)
         return canonical or any(each.graph.cut for each in self.list_lowerings(self.space).values())
 
-    def try_each(self, own: Sequence[str]) -> None:
+    def try_each(self, added: Sequence[str]) -> None:
         """Laws one after another, each beside those that made the program cheaper."""
         taken: list[str] = []
         best: Structure | None = None
-        for name in own:
-            found = self.attempt(self.space.lacking([each for each in own if each not in (*taken, name)]))
-            if found is not None and (best is None or found.cost < best.cost):
-                best = found
+        for name in added:
+            structure = self.attempt(self.space.lacking([each for each in added if each not in (*taken, name)]))
+            if structure is not None and (best is None or structure.cost < best.cost):
+                best = structure
                 taken.append(name)
 
     def swap(self) -> "Structure":
@@ -97,8 +98,8 @@ class Incumbents:
                 other: Lowerings) -> "tuple[Structure | None, Lowerings]":
         """The cheaper of two programs, the first where they take the same."""
         if all(other[key].graph is each.graph for key, each in lowerings.items()): return best, lowerings
-        found = self.solve_by(other)
-        return (found, other) if is_dearer(best, found) else (best, lowerings)
+        structure = self.solve_by(other)
+        return (structure, other) if is_dearer(best, structure) else (best, lowerings)
 
     def solve_by(self, lowerings: Lowerings) -> "Structure | None":
         """The optimum of the space over these lowerings; None where there is no program."""
@@ -115,9 +116,9 @@ def is_dearer(one: "Structure | None", other: "Structure | None") -> bool:
     return one.cost > other.cost * (1 + SAME_PRICE)
 
 
-def say_kept(every: "Structure | None", best: "Structure", own: Sequence[str]) -> str | None:
+def say_kept(every: "Structure | None", best: "Structure", added: Sequence[str]) -> str | None:
     """A line where parts keep a program that was found without laws of the user's own."""
-    names = ", ".join(own)
+    names = ", ".join(added)
     if every is None: return f"laws {names}: no program was found with them, and one without"
     if not is_dearer(every, best): return None
     return f"laws {names}: with them a program of {micro(every.time)} us, in its place one of {micro(best.time)} us"

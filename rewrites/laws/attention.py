@@ -139,7 +139,7 @@ def total_shift(x: value[h, q], c: constant[h, q], A: matrix[h * q, p], H: count
 
 
 table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
-summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is none that is stored
+summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is not stored
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 
 

@@ -1,6 +1,6 @@
 """The terms of a class, of all that its members may be read as: each member over the terms of the classes below it.
 What kernels compute below, and what does not depend on the input, is read as the one term that stands for its class."""
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, product
@@ -13,7 +13,8 @@ from rewrites.graph.egraph import ENode, Graph, fitting
 
 MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
 MOST_WAYS = 64                                              # in which a member is read over terms of its classes
-ROUNDS = 12                                                 # as deep as terms are nested, until no term is new
+MOST_MADE = 2000                                            # ways of a graph that are looked at
+DEEPEST = 12                                                # as deep as terms are nested, until no term is new
 REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
                       if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
 
@@ -50,13 +51,14 @@ class ClassTerms:
     rows: Mapping[str, float]
     known: dict[int, Sequence[ClassTerm]] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
+    made: dict[Hashable, ClassTerm | None] = field(default_factory=dict)
 
     def read(self, targets: Iterable[int]) -> None:
         """Find the terms of these classes, and of the open ones below them."""
         order = [*self.order_below(targets)]
         for cls in order: self.known.setdefault(cls, self.standing_terms(cls))
         changed = set(order)
-        for _ in range(ROUNDS):
+        for _ in range(DEEPEST):
             before, changed = changed, set()
             for cls in order:
                 below = {cls, *self.children(cls)}
@@ -96,7 +98,7 @@ class ClassTerms:
             ways = [*islice(product(*below), MOST_WAYS + 1)]
             if len(ways) > MOST_WAYS: self.left_out.add(cls)
             for parts in ways[:MOST_WAYS]:
-                made = self.make(member, parts)
+                made = self.make_once(member, parts)
                 if made is not None: terms.setdefault(made.operator, made)
         ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.size))
         if len(ranked) > MOST_TERMS: self.left_out.add(cls)
@@ -105,6 +107,16 @@ class ClassTerms:
     def terms_below(self, cls: int) -> Sequence[ClassTerm]:
         """The terms of a class as others are made of them."""
         return self.known.get(cls, ()) if self.is_open(cls) else self.standing_terms(cls)
+
+    def make_once(self, member: ENode, parts: tuple[ClassTerm, ...]) -> ClassTerm | None:
+        """A member over terms, as far as the limit goes."""
+        key = member, tuple(part.operator for part in parts)
+        if key not in self.made:
+            if len(self.made) >= MOST_MADE:
+                self.left_out.add(member.cls)
+                return None
+            self.made[key] = self.make(member, parts)
+        return self.made[key]
 
     def make(self, member: ENode, parts: tuple[ClassTerm, ...]) -> ClassTerm | None:
         """A member over terms; None where they do not fit, where it is made of its own class, and where no program can
