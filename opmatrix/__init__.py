@@ -134,7 +134,7 @@ def check_loaded(name: str) -> None:
 
 
 for _ in ("formats", "rewrites"): check_loaded(_)
-sys.meta_path.insert(0, PackagesBeside)                     # type: ignore[arg-type]
+sys.meta_path.insert(0, PackagesBeside)
 
 
 def __getattr__(name: str) -> Any:

@@ -200,7 +200,8 @@ class Additions:
 def column_gains(summed: NDArray[np.float64], lengths: NDArray[Any]) -> NDArray[np.float32]:
     """The factors (out,) that give each column of `summed`, (in, out), its length. A column of zeros stays one."""
     norms = np.linalg.norm(summed, axis=0)
-    return np.divide(lengths, norms, out=np.zeros(len(norms)), where=norms > 0).astype(np.float32)
+    gains: NDArray[np.float64] = np.divide(lengths, norms, out=np.zeros(len(norms)), where=norms > 0)
+    return gains.astype(np.float32)
 
 
 def read_config(file: Path) -> dict[str, object]:

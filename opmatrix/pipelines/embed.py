@@ -19,6 +19,7 @@ from formats.disk.files import open_regular, open_stream, reason, replacing, wri
 from opmatrix.batch import Batch
 from opmatrix.display.progress import ProgressLine
 from opmatrix.pipelines.text import LineReading, Tokenizer
+from opmatrix.runtime.operands import Rows
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
@@ -54,7 +55,9 @@ def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progre
 
 def width_of(program: "Program") -> int:
     """Columns of an embedding."""
-    return int(program.schedule.calls[program.schedule.result].shape.cols)
+    shape = program.schedule.calls[program.schedule.result].shape
+    assert isinstance(shape, Rows)                          # an output is rows, side by side where it has heads
+    return int(shape.cols)
 
 
 def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:

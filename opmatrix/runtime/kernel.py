@@ -124,7 +124,7 @@ class Declared:
                   if is_value(self.operands.get(name)) and isinstance(each, np.ndarray)}
         if not shapes: return
         if not self.by_rows:
-            yield from telling_fills(shapes, rng)
+            for fills in telling_fills(shapes, rng): yield {**fills}
             return
         rows: dict[str, object] = {**telling_values({name: shape[1:] for name, shape in shapes.items()}, rng)}
         yield rows

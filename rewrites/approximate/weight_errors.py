@@ -77,7 +77,8 @@ class WeightTrials(Trials[Method]):
             found = list[tuple[Method, float]]()
             for each in tried:
                 with self.attempts.leave_out(f"{self.site.name}, {each}"):
-                    found.append((each, *self.find_changes([each], rows)))
+                    [change] = self.find_changes([each], rows)
+                    found.append((each, change))
             return found
 
     def find_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[float]:

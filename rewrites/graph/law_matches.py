@@ -124,7 +124,7 @@ def compare_sides(law: Law, variables: Mapping[str, Any], rng: np.random.Generat
     """The largest difference of the sides over these variables, built as a graph builds them, infinite where the right
     does not fit; None where the left does not."""
     left, right = law.sides()
-    named = variables | {str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items()
+    named = {**variables} | {str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items()
                          if sort.name == "count"}
     try:
         before = [build_over(term, named) for term in left]

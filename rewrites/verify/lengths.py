@@ -20,7 +20,6 @@ from opmatrix.program import Program, Step
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
-from opmatrix.runtime.segments import unwritten
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, launched, step_kind
 from rewrites.verify.routed import run_beside

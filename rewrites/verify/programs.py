@@ -265,7 +265,7 @@ def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tu
     it."""
     share, operands = 0.0, call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(TOLD_SEED))
     for at, more in enumerate(operands):
-        if call.kernel.by_rows: more = thin_rows(call, more)
+        if call.kernel.by_rows: more = {**thin_rows(call, more)}
         told, where = {**arguments, **more}, more.get("batch", batch)
         assert isinstance(where, Fields)
         with np.errstate(all="ignore"):
