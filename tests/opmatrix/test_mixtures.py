@@ -1,5 +1,7 @@
 """Rows that go to a few of many matrices: what the kernel means, to the bit alone and in a batch, and what a wrong one
 is told by."""
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,22 @@ def test_the_same_bits_alone_in_a_batch_and_on_other_threads(rng, name):
         with limit(2): np.testing.assert_array_equal(mix(slice(None)), whole)
         np.testing.assert_array_equal(mix(some), whole[some])
         np.testing.assert_array_equal(np.stack([mix([at])[0] for at in some[:20]]), whole[some[:20]])
+
+
+MIXED = {"array", *STACKABLE[:4], *(name for name in STACKABLE if FORMATS[name].portion != 16)}
+
+
+@pytest.mark.deep(every=23)
+@pytest.mark.parametrize("width", [32, 100])
+@pytest.mark.parametrize("raised, factor", [pair for pair in product(sorted(MIXED), repeat=2) if pair[0] != pair[1]])
+def test_matrices_of_two_formats_are_cut_at_the_same_columns(rng, raised, factor, width):
+    """The number of outputs that a thread takes at a time is each format's own."""
+    (up, _, down), (_, beside, _) = (stacks(rng, name, 8, f=width) for name in (raised, factor))
+    x, routed = rng.standard_normal((37, N), np.float32), gate(rng, 37, 8, 2)
+    with limit(1): alone = mixed(x, routed, up, beside, down, 2)
+    assert held(alone, x, routed, up, beside, down, 2).all()
+    for workers in (2, 3, 5):
+        with limit(workers): assert np.array_equal(mixed(x, routed, up, beside, down, 2), alone)
 
 
 def test_rows_at_every_border_of_tiles(rng):

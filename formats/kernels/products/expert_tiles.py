@@ -120,7 +120,8 @@ def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack,
     first, last, second = (None if each is None else find_own(name, each)
                            for name, each in (("up", up), ("down", down), ("beside", beside)))
     assert first is not None and last is not None
-    cut = ItemCut.of(places, E, f, q, workers, (first.portion, last.portion))
+    beside_portion = 1 if second is None else second.portion       # an item cuts both matrices at the same columns
+    cut = ItemCut.of(places, E, f, q, workers, (math.lcm(first.portion, beside_portion), last.portion))
     raised, parts = temporary((places, f)), temporary((places, max(n if T > 1 else 0, q)))
     held = [*map(word_array, count_words(T, most, E, cut.rows)), parts, parts]
     after = epilogue_record(Epilogue(activation=activation), raised, rough=first.rounds)
