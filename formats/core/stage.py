@@ -173,7 +173,7 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
         with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
-        y, error = value, spread_beyond(value, spread)
+        y, error = value, spread_beyond(value, spread + SUBNORMAL)     # below the normal numbers a rounding loses that
     return error
 
 

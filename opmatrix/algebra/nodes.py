@@ -12,7 +12,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, T, as_int, brief, certain, expect, space
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, T, as_int, brief, certain, space
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
@@ -308,11 +308,9 @@ def check_scores(scores: Shape, where: Pattern) -> None:
                          "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
     for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
         wanted = space(relation.rows), space(relation.cols)
-        pairs = [*zip(scores[1:], wanted, strict=True)]
-        if any(own not in (T, N, other) for own, other in pairs):
+        if scores.cols not in (T, N, wanted[1]):            # rows may have been picked, and stand where they stood
             raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
                              f"those of {wanted[1]}")
-        for own, other in pairs: expect(own, other)         # T stands for any space until it is known
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
