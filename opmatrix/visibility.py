@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.algebra.shapes import ShapeError
+from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 from opmatrix.batch import Fields, Places
 from opmatrix.patterns import Pattern, Truth, everyone
 
@@ -109,3 +109,18 @@ class SeeingEntries:
         own, rows, cols = self.value.shape
         def at(k: int, r: int, j: int) -> object: return sum(self.value[k * (own // h):(k + 1) * (own // h), r, j])
         return self.of((h, rows, cols), at)
+
+
+def check_scores(scores: Shape, where: Pattern) -> None:
+    """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
+    instead, or rows of another space than its relation."""
+    if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
+    numbers = next((each for each in scores[1:] if not isinstance(each, Space) and each is not N), None)
+    if numbers is not None:
+        raise ShapeError(f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
+                         "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
+    for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
+        wanted = space(relation.rows), space(relation.cols)
+        if scores.cols not in (T, N, wanted[1]):            # rows may have been picked, and stand where they stood
+            raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
+                             f"those of {wanted[1]}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,7 @@ from opmatrix.runtime.recorded import least_limits
 from opmatrix.signature import HALF
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.search import Structure
 from rewrites.compiler.substitutions import BlockSubstitution, part_factors
-from rewrites.derivations.savings import rank_savings
 from rewrites.evaluate.goals import Goal, goals
 from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
@@ -53,12 +51,12 @@ from rewrites.report.evaluated_terms import find_evaluated
 from rewrites.report.fewer_laws import Misled, find_faster, is_priced_here, tell_misled, with_fewer_laws
 from rewrites.report.gains import add_means
 from rewrites.report.generated import find_generated, list_contexts
+from rewrites.report.judged_laws import judge_laws, take_judgement
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.report.weight_spectra import sample_spectra
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
-from rewrites.verify.levels import Announce
 from rewrites.verify.precision import check_precision
 from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
@@ -283,28 +281,6 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
         raise Infeasible(front.nearest(error, memory))
     imported = point("imported", searched.programs["imported"], searched.structures["imported"].time, 0.0, 0.0)
     return Frontier(points, bound, imported)
-
-
-def judge_laws(opened: Opened, announce: Announce, optimum: Structure | None = None) -> list[Any]:
-    """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program that
-    all of it is about. It needs nothing of what else is done, so it may be done beside that, from a search of its
-    own."""
-    from rewrites.verify import verify_graphs, verify_laws
-    exact = opened.structure(opened.laws) if optimum is None else optimum
-    own = [law.name for law in opened.laws if law not in EXACT_LAWS]
-    return [{"laws": verify_laws(opened.laws, announce=announce) | {"own": own},
-             "graphs": verify_graphs([part.template for part in exact.parts], opened.laws, announce=announce)},
-            rank_savings(opened, exact), exact.time]
-
-
-def take_judgement(task: ForkedTask, searched: Searched,
-                   announce: Announce) -> tuple[dict[str, object], list[tuple[tuple[str, ...], float]]]:
-    """Laws and graphs as verified, and what laws save, of this run's exact program."""
-    judge_here = partial(judge_laws, searched.opened, optimum=searched.optimum)
-    verified, saved, seconds = task.answer(judge_here)
-    if seconds != searched.optimum.time:                    # a search that ended by its time limit may find another one
-        verified, saved, _ = judge_here(announce)
-    return verified, [(tuple(names), seconds) for names, seconds in saved]
 
 
 def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_verified: dict[str, object]) -> Verified:

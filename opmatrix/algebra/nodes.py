@@ -12,12 +12,13 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.properties import PROPERTIES
-from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, Space, T, as_int, brief, certain, space
+from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 from opmatrix.batch import FIELDS
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation
 from opmatrix.signature import Port
+from opmatrix.visibility import check_scores
 
 ReadAt: TypeAlias = Any                                    # what x is where a term is read: a Shape, arrays, entries
 ScalarBody: TypeAlias = Callable[[Scalars], Scalars]
@@ -297,21 +298,6 @@ def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where
     u = fitted(u, a.term, u.size[0], v.size[0])
     if isinstance(u, Shape): check_scores(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
-
-def check_scores(scores: Shape, where: Pattern) -> None:
-    """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
-    instead, or rows of another space than its relation."""
-    if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
-    numbers = next((each for each in scores[1:] if not isinstance(each, Space) and each is not N), None)
-    if numbers is not None:
-        raise ShapeError(f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
-                         "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
-    for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
-        wanted = space(relation.rows), space(relation.cols)
-        if scores.cols not in (T, N, wanted[1]):            # rows may have been picked, and stand where they stood
-            raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
-                             f"those of {wanted[1]}")
-
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.

@@ -21,7 +21,8 @@ from rewrites.graph.egraph import SCHEDULE
 from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.graph.template import spell_values
 from rewrites.law import Law
-from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use, leaf
+from rewrites.lower.kernel_matches import leaf
+from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use
 from rewrites.lower.mixed import Mean, Sized, priced
 from rewrites.lower.price import Prices, TimeModel
 from rewrites.lower.representations import Methods, Representable, choices

@@ -14,7 +14,7 @@ from rewrites.graph.egraph import ENode, Graph, fitting
 MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
 MOST_WAYS = 64                                              # in which a member is read over terms of its classes
 MOST_MADE = 2000                                            # ways of a graph that are looked at
-DEEPEST = 12                                                # as deep as terms are nested, until no term is new
+MAX_DEPTH_OF_TERMS = 12                                    # as deep as terms are nested, until no term is new
 REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
                       if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
 
@@ -58,7 +58,7 @@ class ClassTerms:
         order = [*self.order_below(targets)]
         for cls in order: self.known.setdefault(cls, self.standing_terms(cls))
         changed = set(order)
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH_OF_TERMS):
             before, changed = changed, set()
             for cls in order:
                 below = {cls, *self.children(cls)}

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from formats.core.activation import COMPILED
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import H, S, Space, T, space
 from opmatrix.algebra.term import Operator
 from rewrites.graph.egraph import ENode, Graph
@@ -222,3 +223,18 @@ def of_heads(sort: Sort) -> bool:
 def attribute_variable(want: object) -> str:
     """The symbol h stands for the variable `heads`; monoids, patterns and other numbers carry their own name."""
     return "heads" if want == h else str(want)
+
+
+def root_kind(match: tuple[Implementation, Binding]) -> str:
+    """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
+    return match[0].root
+
+
+def leaf(data: Data) -> Data:
+    """An array as it came: where it is another one turned, that one."""
+    return data.base or data
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether one is at least as good as another in time and bytes, and better in one of them."""
+    return one != other and one[0] <= other[0] and one[1] <= other[1]

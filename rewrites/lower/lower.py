@@ -17,14 +17,13 @@ from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
 from rewrites.extraction import Node, Problem
 from rewrites.graph.egraph import Graph, imported_part
-from rewrites.graph.match import Binding
 from rewrites.graph.template import Template
 from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import STACK, Implementation
 from rewrites.lower.calls import attributes, list_kernels, multiplied
-from rewrites.lower.kernel_matches import KernelMatches
+from rewrites.lower.kernel_matches import KernelMatches, beats, leaf, root_kind
 from rewrites.lower.mixed import Mean
 from rewrites.lower.price import Prices, holds, stacks
 from rewrites.lower.uncovered import Interpreted, TermCalls, read_array
@@ -392,21 +391,6 @@ class Lowering:
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias."""
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
-
-
-def root_kind(match: tuple[Implementation, Binding]) -> str:
-    """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
-    return match[0].root
-
-
-def leaf(data: Data) -> Data:
-    """An array as it came: where it is another one turned, that one."""
-    return data.base or data
-
-
-def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether one is at least as good as another in time and bytes, and better in one of them."""
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
 
 
 def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:

@@ -16,7 +16,8 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
 from rewrites.graph.template import Template
 from rewrites.lower.half_numbers import SAMPLED_NUMBERS, exactly_half, has_half, sample_numbers
-from rewrites.lower.lower import EXACT, TURNED, Lowering, Method, Use, leaf
+from rewrites.lower.kernel_matches import leaf
+from rewrites.lower.lower import EXACT, TURNED, Lowering, Method, Use
 from rewrites.phases import Attempts
 
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays

@@ -7,7 +7,8 @@ from typing import Protocol
 from opmatrix.algebra.data import Data
 from rewrites.extraction import Extraction, Node, Problem
 from rewrites.graph.layers import Part
-from rewrites.lower.lower import ByPosition, Content, Lowering, Stored, TermArray, Use, leaf
+from rewrites.lower.kernel_matches import leaf
+from rewrites.lower.lower import ByPosition, Content, Lowering, Stored, TermArray, Use
 from rewrites.lower.uncovered import read_array
 
 

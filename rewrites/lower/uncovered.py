@@ -155,7 +155,6 @@ class TermCalls:
         inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
         for used, kernel in self.list_readings(term, inside):
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
-            if kernel == INTERPRET and read.cls in self.reached: continue       # a kernel that laws found is for it
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
             wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}

@@ -24,7 +24,7 @@ IndexTuple: TypeAlias = tuple[int, ...]
 AtomAt: TypeAlias = tuple["Head", IndexTuple]
 
 
-LOST = Fraction(1, 2 ** 43)                                 # of a number: less is not told apart for certain
+CANCELLED = Fraction(1, 2 ** 43)                                 # of a number: less is not told apart for certain
 
 
 class GaveUp(Exception):
@@ -186,7 +186,7 @@ class Ring:
             sizes = sum(abs(number) * magnitudes_of(head) for number, head in zip(by, heads, strict=True))
             self.evaluated += len(those) > 1
             parts = [abs(number * numbers_of(head)) for number, head in zip(by, heads, strict=True)]
-            lost = [(part > 0) & (part < float(LOST) * sizes) for part in parts]
+            lost = [(part > 0) & (part < float(CANCELLED) * sizes) for part in parts]
             if np.any(lost): raise GaveUp("numbers too far apart")
             if not np.any(total): continue
             factors = list(those[0].factors)
@@ -262,7 +262,7 @@ class Ring:
 def check_seen(one: Fraction, other: Fraction) -> None:
     """Raises GaveUp where one of two numbers would be lost in their sum, as numbers are told apart."""
     least, most = sorted((abs(one), abs(other)))
-    if 0 < least < LOST * most: raise GaveUp("numbers too far apart")
+    if 0 < least < CANCELLED * most: raise GaveUp("numbers too far apart")
 
 
 def numbers_of(head: Head) -> EntryFloats:

@@ -32,8 +32,8 @@ from rewrites.verify.lengths import (
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
+    ProductsSeen,
     Unrounded,
-    Weighed,
     allowed_rounding,
     oracle,
     reading,
@@ -147,7 +147,7 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         "import": partial(verify_steps, searched.programs["imported"], few, told)}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
-    products = Weighed()                                    # those whose weights several programs hold
+    products = ProductsSeen()                                    # those whose weights several programs hold
     whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
     for at, point in enumerate(points):
         if not point.methods: continue

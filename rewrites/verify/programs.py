@@ -197,11 +197,11 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
             **describe_routing(own.flips, along.relative)}
 
 
-Weighed = dict[Hashable, KernelVerified]                    # steps with weights, on the rows of a batch
+ProductsSeen = dict[Hashable, KernelVerified]                    # steps with weights, on the rows of a batch
 
 
 def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None,
-                 products: Weighed | None = None) -> StepsVerified:
+                 products: ProductsSeen | None = None) -> StepsVerified:
     """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound; and the run,
     which launches the same kernels from a recording, to the bit, at each number of threads: of groups of rows, as some
     kernels sum in another order for other numbers of rows. Several programs may share what need not be looked at again:

@@ -31,6 +31,7 @@ from rewrites.compiler.substitutions import (
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.representations import Representable
 from rewrites.pareto.budgets import Budgets
+from rewrites.phases import Attempts
 from rewrites.report.results import save
 
 N, WORDS, NEARLY = 16, 30, (2, 4)                           # width, vocabulary, layers that hardly add anything
@@ -68,7 +69,7 @@ def budgets(model, most):
     """What a search within budgets is offered that is off by at most this, and the parts of the model."""
     groups = part_factors(model)
     space = SearchSpace(model, EXACT_LAWS, standin.machine(), BATCH.extents([sequence]))
-    space.substitutions = measure_blocks(groups, [*list_substitutions(groups)], BATCH, most)
+    space.substitutions = measure_blocks(groups, [*list_substitutions(groups)], BATCH, most, Attempts())
     return Budgets(space, Representable()), groups
 
 
@@ -92,7 +93,7 @@ def test_errors_of_blocks_are_those_of_rows_that_go_the_same_ways():
     found, taken = noted(lambda: dense(smaller, BATCH))
     assert relative(found, dense(model, BATCH)) > 0.1                   # some rows go elsewhere
     wanted, _ = noted(lambda: dense(model, BATCH), dict(enumerate(route.taken for route in taken)))
-    [measured] = measure_blocks(groups, [dropped], BATCH, 0.01)
+    [measured] = measure_blocks(groups, [dropped], BATCH, 0.01, Attempts())
     assert measured.error ** 0.5 == pytest.approx(relative(found, wanted), rel=1e-3)
 
 

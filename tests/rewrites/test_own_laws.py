@@ -2,7 +2,6 @@
 it makes equal is offered."""
 from functools import reduce
 from operator import add, mul
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +71,7 @@ MODELS = {each.__name__: each for each in (deep, two_relus, two_parts)}
 
 @pytest.mark.parametrize("each", TRUE_LAWS, ids=lambda each: each.name)
 def test_the_laws_of_these_tests_are_true(each):
-    try_law(Path(__file__), each, TRUE_LAWS)
+    assert not try_law(each, TRUE_LAWS)
 
 
 @pytest.mark.parametrize("name", [*MODELS, pytest.param("long_sum", marks=pytest.mark.deep)])
