@@ -75,17 +75,15 @@ RUN_MAKES = frozenset({"steps within bounds", "steps at other lengths", "session
 
 
 class Alike:
-    """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of
-    them."""
+    """A machine on which every kernel takes as long: one kernel for each operator is one program on all."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
 
 
 def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES,
                  own: Path | None = None) -> list[Check]:
-    """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory
-    here, and the files that its goals were measured on, by measure. Raises InputError where there is no program, no
-    such checkpoint, or where a file is not the one that a goal was measured on."""
+    """The checks of a saved program, with the checkpoint that is given or named, and the files that its goals were
+    measured on, by measure. Raises InputError where there is no program or checkpoint, and for another file."""
     if not exists(directory / PROGRAM): Program.load(directory, laws=own)
     try: program = Program.load(directory, laws=own)
     except InputError as error:

@@ -189,6 +189,7 @@ class Lowering:
         if self.near is not None:
             return self.near.matched_imported
         imported = imported_part(self.graph, self.template)
+        if len(imported.nodes) < len(self.template.entries): return self.matched     # a schedule's, as it was written
         return self.match_kernels(KernelMatches(imported, self.terms, self.template.values))
 
     def match_kernels(self, matcher: KernelMatches) -> list[tuple[int, KernelCall]]:
