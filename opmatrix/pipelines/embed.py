@@ -50,14 +50,16 @@ def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progre
                 truncate: bool | None = None, skip_bad: bool = False) -> Floats:
     """The blocks of `stream` as one array (S, n), of no row where there is no text."""
     blocks = followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)
-    return np.concatenate([np.zeros((0, width_of(program)), np.float32), *blocks])
+    return np.concatenate([*blocks] or [no_rows(program)])
 
 
-def width_of(program: "Program") -> int:
-    """Columns of an embedding."""
+def no_rows(program: "Program") -> Floats:
+    """Embeddings of no text, (0, n): as wide as those of any."""
     shape = program.schedule.calls[program.schedule.result].shape
     assert isinstance(shape, Rows)                          # an output is rows, side by side where it has heads
-    return int(shape.cols)
+    row = np.zeros((1, shape.cols), np.float32)
+    wide: Floats = row if program.pooled else program.pooling(row, np.array([0, 1]))
+    return wide[:0]
 
 
 def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:

@@ -120,8 +120,9 @@ class Tokenizer:
         if self.vocabulary is None: return None
         beyond = next((each for each in row if each >= self.vocabulary), None)
         if beyond is None: return None
-        return (f", {shortened(text)}, has the token {self.tokenizer.id_to_token(beyond)!r:.40}, id {beyond}, and the "
-                f"model has rows for {self.vocabulary} (vocab_size): leave that token out")
+        token = self.tokenizer.id_to_token(beyond)
+        return (f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
+                f"rows for {self.vocabulary} (vocab_size): leave it out, or take the model's own tokenizer")
 
     def cut(self, text: str, most: int) -> list[int]:
         """The first tokens of a text, and all special ones."""

@@ -16,6 +16,7 @@ from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
+from rewrites.laws import EXACT_LAWS
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
 INTERPRET = "interpret"
+SHIPPED = frozenset(law.name for law in EXACT_LAWS)
 MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
 TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
@@ -100,8 +102,10 @@ class TermCalls:
 
     @cached_property
     def needed(self) -> bool:
-        """Whether something is needed that no kernel computes of the model as it was written."""
-        return not self.roots <= self.settled
+        """Whether something is needed that no kernel computes: by the laws of the search, or, where a law of a user's
+        own has fired, as the model was written."""
+        own = any(name not in SHIPPED for name in self.lowering.graph.fired)
+        return not self.roots <= (self.settled if own else self.reached)
 
     @cached_property
     def terms(self) -> ClassTerms:

@@ -2,7 +2,8 @@
 import ggufs
 import numpy as np
 import pytest
-from test_expert_files import arrays, fused, write
+from checkpoints import fused
+from test_expert_files import arrays, write
 from test_gguf import permuted
 
 from formats.core.errors import InputError
@@ -53,7 +54,7 @@ def file_of(path, kind, found, said=None, **changes):
 def test_it_is_the_model_of_the_same_numbers_in_safetensors(tmp_path, kind):
     """Leaves are equal, so terms are one node."""
     found = arrays(CONFIGS[kind])
-    directory = Checkpoint.open(write(tmp_path / "whole", CONFIGS[kind], fused(found, CONFIGS[kind])))
+    directory = Checkpoint.open(write(tmp_path / "whole", CONFIGS[kind], fused(found)))
     assert open_model(file_of(tmp_path / "one.gguf", kind, found)).operator() is directory.operator()
 
 

@@ -122,8 +122,9 @@ def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_one_line():
     program = gpt2().program
     added, known = Plain.from_str(program.meta["tokenizer"]), program.meta["config"]["vocab_size"]
     added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
-    with pytest.raises(InputError, match=rf"prompt 1, .*, has the token '<\d+>', id {known}, and the model has rows"):
-        program.replace(tokenizer=added.to_str()).generate(["a", f"b{added.id_to_token(known)}"])
+    words = rf"prompt 1, .*, has the token '<\d+>' of tokenizer.json, id {known}, and the model has rows"
+    prompts = ["a", f"b{added.id_to_token(known)}"]
+    with pytest.raises(InputError, match=words): program.replace(tokenizer=added.to_str()).generate(prompts)
 
 
 def test_answers_end_where_positions_do():
