@@ -20,7 +20,7 @@ from rewrites.verify import lengths
 from rewrites.verify.lengths import lengths_of
 
 ROWS = 256
-FORMS = {"scores times scores turned": lambda q, k, v: product((q @ k.T) * (k @ q.T), v, over=softmax, where=sequence),
+FORMS = {"scores times scores turned": lambda q, k, v: product(q @ k.T * (q @ k.T).T, v, over=softmax, where=sequence),
          "scores and scores turned": lambda q, k, v: product(q @ k.T + (q @ k.T).T, v, over=softmax, where=sequence)}
 
 
