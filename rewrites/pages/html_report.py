@@ -25,6 +25,7 @@ from rewrites.report.results import (
     list_saved,
     proof,
     tell_bounds,
+    tell_loosest,
     tell_routing,
 )
 from rewrites.workload.stated import spoken
@@ -185,7 +186,7 @@ def verified(found: Mapping[str, Any]) -> str:
     """What was verified, and by what."""
     checked = found["verified"]
     return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
-            f"oracle on {checked['rows']} held-out rows. The certificate lies beside the program; `opmatrix verify` "
+            f"oracle on {checked['rows']} held-out rows{tell_loosest(checked.get('kernels', {}))}. The certificate lies beside the program; `opmatrix verify` "
             "does its checks again.")
 
 
