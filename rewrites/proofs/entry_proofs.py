@@ -141,4 +141,5 @@ def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[EntryVa
     forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
     one, other = (substitute(side, called)(x) for side in sides)
     if (one.heads, *one.size) != (other.heads, *other.size): raise GaveUp("their shapes differ")
-    return one.met(other)
+    found: tuple[EntryValue, EntryValue] = one.met(other)
+    return found
