@@ -202,7 +202,7 @@ VARIABLES = {
                         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
     "distances": Variable(typed_symbol(score_shapes, constant=True),
                           lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)),
-    "entrywise": Variable(typed_symbol(square_shapes, entrywise=True)),
+    "entrywise": Variable(lambda name, sort: symbol(name, *square_shapes(sort), **dict.fromkeys(sort.facts, True))),
     "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h))}
 ATTRIBUTE = Variable(lambda name, sort: Name(name))
 

@@ -25,6 +25,7 @@ from rewrites.report.results import (
     list_saved,
     proof,
     tell_bounds,
+    tell_loosest,
     tell_routing,
 )
 from rewrites.workload.stated import spoken
@@ -184,9 +185,10 @@ def spectra(found: Mapping[str, Any]) -> Iterator[str]:
 def verified(found: Mapping[str, Any]) -> str:
     """What was verified, and by what."""
     checked = found["verified"]
+    loosest = tell_loosest(checked.get("kernels", {}))
     return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
-            f"oracle on {checked['rows']} held-out rows. The certificate lies beside the program; `opmatrix verify` "
-            "does its checks again.")
+            f"oracle on {checked['rows']} held-out rows{loosest}. The certificate lies beside the program; `opmatrix "
+            "verify` does its checks again.")
 
 
 def files(found: Mapping[str, Any]) -> str:

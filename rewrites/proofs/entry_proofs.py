@@ -140,6 +140,6 @@ def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[EntryVa
               for k, node in enumerate(symbols)}
     forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
     one, other = (substitute(side, called)(x) for side in sides)
-    one, other = one.met(other)
-    heads = max(one.heads, other.heads)
-    return tuple(EntryValue.of(forms, heads, each.rows, each.cols, each.entry) for each in (one, other))   # type: ignore[return-value]
+    if (one.heads, *one.size) != (other.heads, *other.size): raise GaveUp("their shapes differ")
+    found: tuple[EntryValue, EntryValue] = one.met(other)
+    return found

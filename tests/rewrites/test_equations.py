@@ -189,8 +189,8 @@ def test_no_law_is_refuted(each):
     assert not any(refute(one, other) for one, other in zip(*each.sides(), strict=True))
 
 
-def largest(a, b): return b + compose(a - b, relu)
-def least(a, b): return -largest(-a, -b)
+def largest(a, b): return b + compose(a + scaled(b, -1.0), relu)
+def least(a, b): return scaled(largest(scaled(a, -1.0), scaled(b, -1.0)), -1.0)
 
 
 def test_what_laws_do_not_reach_is_not_found():

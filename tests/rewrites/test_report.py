@@ -204,7 +204,7 @@ def test_the_bound_is_of_the_error_asked_for(ran):
 class Tightened(Front):
     """A program is twice as far off as its parts say."""
 
-    def errors(self, program, most): return program, 2 * program
+    def errors(self, program, most, structure): return program, 2 * program
 
 
 def test_a_tightened_budget_has_another_bound():
@@ -212,11 +212,11 @@ def test_a_tightened_budget_has_another_bound():
     asked = []
     def choose(budget, memory, weights, prove):
         asked.append(budget)
-        return SimpleNamespace(error=budget ** 2, bound=1 / budget, time=1 / budget)
+        return SimpleNamespace(error=budget ** 2, bound=1 / budget, time=1 / budget, substitutions={}, uses=list)
     choices = SimpleNamespace(choose=choose, program=lambda structure, meta: structure.error ** 0.5)
     front = Tightened(choices, SimpleNamespace(peak_bytes=lambda batch: 0), (), None, {})
     assert front.within(0.2, None, OBJECTIVES[0], True).time > 5.0 and len(asked) > 1
-    assert front.bound == pytest.approx(5.0)
+    assert front.bound == pytest.approx(5.0) and not front.attempts.failed
 
 
 def test_a_report_says_where_nothing_was_proved(ran):

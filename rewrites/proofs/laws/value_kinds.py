@@ -2,11 +2,12 @@
 from functools import reduce
 
 import numpy as np
+from sympy import sympify
 
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.nodes import PRESERVED, ReadAt
 from opmatrix.algebra.operators import cols, combinator, const
-from opmatrix.algebra.shapes import Shape
+from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import Operator
 
 
@@ -23,5 +24,6 @@ def unit(x: ReadAt, a: Operator) -> ReadAt:
     n = a.term.out.cols
     if isinstance(x, Shape):
         return Shape(1, n, n)
+    if not sympify(n).is_Integer: raise ShapeError(f"unit: {n} columns, of which nobody says how many they are")
     columns = (x.act(const(Data(row))).turn().act(cols(0, 1)) for row in np.eye(int(n)))
     return reduce(lambda left, right: left.beside(right), columns)
