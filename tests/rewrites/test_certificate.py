@@ -10,7 +10,8 @@ from formats import Dense, Packed
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.evaluate import recheck
-from rewrites.evaluate.recheck import CLAIMED, FAILS, HOLDS, checks
+from rewrites.evaluate.check_table import CLAIMED, FAILS, HOLDS
+from rewrites.evaluate.recheck import checks
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact
@@ -136,7 +137,7 @@ def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
     program, _ = made["exact"][0].program({}, lambda part, use, method: Method("half"))
     off = verify_approximate(program, operator, [RAGGED], 0.5)["float32"]["relative"]
     error = {"relative": off, "stated": 1.5 * off, "sentence": 10 * off}
-    made_here = recheck.RunChecks(recheck.RUN_MAKES, oracle(operator, [RAGGED]), made["imported"][1])
+    made_here = recheck.RunChecks(recheck.RUN_MAKES, [RAGGED], oracle(operator, [RAGGED]), made["imported"][1])
     right = certify(program, {"error": error}, [RAGGED])
     recheck.check_certificates([right], operator, made_here)
     changed = {"stated": {"stated": off / 2}, "sentence": {"sentence": off / 1000},
