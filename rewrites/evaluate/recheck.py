@@ -106,7 +106,8 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
         yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
     said = f"{len(kept['inputs'])} batches, {sum(len(row) for each in kept['inputs'] for row in each['tokens'])} rows"
-    yield Check("inputs", said, absent, CLAIMED) if absent else judged("inputs", said, "their hash", bool(batches))
+    if absent and kept["inputs"]: yield Check("inputs", said, absent, CLAIMED)
+    else: yield judged("inputs", said, "their hash", bool(batches))
     lengths, listed, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"]), set[Hashable]()
     again: dict[str, Callable[[], Check]] = {
         "steps within bounds": lambda: steps("steps within bounds", program, batches, told)}

@@ -180,6 +180,7 @@ def test_what_a_certificate_does_not_hold_is_claimed(named, monkeypatch):
         assert named in claimed["inputs"]
     changed = inputs(best, hash="0" * 32)
     assert failing(said(best, inputs=changed)) == {"inputs"}, "the sentences that it holds are compared"
+    assert failing(said(best, inputs=[])) == {"inputs"}
     made = recheck.RunChecks(recheck.RUN_MAKES, [Batch([[1]])], [dense(operator, batch)], best)
     with pytest.raises(VerificationError, match="not those that were verified"):
         recheck.check_certificates([best], operator, made)
