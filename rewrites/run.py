@@ -321,7 +321,7 @@ def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) ->
     programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
                           for point, goals in zip(front.points, kept, strict=True))
-    made = RunChecks(RUN_MAKES, [front.near], searched.programs["imported"])
+    made = RunChecks(RUN_MAKES, few, [front.near], searched.programs["imported"])
     check_certificates(programs, searched.opened.operator, made)
     return front._replace(points=[replace(point, program=program)
                                   for point, program in zip(front.points, programs, strict=True)])

@@ -355,7 +355,8 @@ def verify(
 ) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 where one fails."""
-    from rewrites.evaluate.recheck import FAILS, format_checks, of_directory
+    from rewrites.evaluate.check_table import FAILS, format_checks
+    from rewrites.evaluate.recheck import of_directory
     possible({"--json": (results, writable)}, directory, model, text, pairs, own)
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
     say(format_checks(found))

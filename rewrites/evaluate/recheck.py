@@ -15,7 +15,7 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
+from opmatrix.batch import FIELDS, Batch
 from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
@@ -23,7 +23,9 @@ from opmatrix.files.loading import PROGRAM
 from opmatrix.pipelines.cached import decoder_of
 from opmatrix.pipelines.text import LineReading, Parts, sentences
 from opmatrix.program import Program
+from opmatrix.runtime.recorded import least_limits
 from rewrites.compiler.search import search
+from rewrites.evaluate.check_table import CLAIMED, FAILS, HOLDS, WRONG, Check, attempted, describe_error, judged
 from rewrites.evaluate.goals import MEASURES, Goal
 from rewrites.evaluate.quality import JudgedProgram
 from rewrites.evaluate.reported import sha256_hex
@@ -32,7 +34,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import plainly
 from rewrites.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
-from rewrites.verify.certificate import measure_rounding, restored, versions
+from rewrites.verify.certificate import check_hash, describe_batch, measure_rounding, restored, versions
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
@@ -47,25 +49,14 @@ DRIFT = 1.25                                                # times what an erro
 NEEDS_MODEL = "it needs --model MODEL"
 NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
 FRESH = 64                                                  # rows that no certificate chose
-WRONG = (VerificationError, InputError, ValueError, TypeError, KeyError, IndexError)
-HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
-
-
-class Check(NamedTuple):
-    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be
-    checked from what is here, and `allowed` says why."""
-
-    what: str
-    found: str
-    allowed: str
-    verdict: str
 
 
 class RunChecks(NamedTuple):
     """What the run that writes a certificate has at hand: the names of the checks that it has made itself, by the same
-    functions, what the model gives for the certificate's inputs, and the imported program."""
+    functions, the certificate's inputs, what the model gives for them, and the imported program."""
 
     done: frozenset[str]
+    batches: Sequence[Batch]
     wanted: Sequence[np.ndarray]
     imported: Program
 
@@ -109,12 +100,14 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     yield from limits(kept)
     stated, exact = search_for(kept["verified"], "stated"), bool(search_for(kept["verified"], "imported"))
     yield from statements(kept["verified"], stated, exact)
-    try: batches = [restored(each) for each in kept["inputs"]]
+    absent = "" if made is not None else describe_absent(program)
+    try: batches = input_batches(kept["inputs"], absent, made)
     except WRONG as error:
         yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
-    yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
-                 bool(batches))
+    said = f"{len(kept['inputs'])} batches, {sum(len(row) for each in kept['inputs'] for row in each['tokens'])} rows"
+    if absent and kept["inputs"]: yield Check("inputs", said, absent, CLAIMED)
+    else: yield judged("inputs", said, "their hash", bool(batches))
     lengths, listed, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"]), set[Hashable]()
     again: dict[str, Callable[[], Check]] = {
         "steps within bounds": lambda: steps("steps within bounds", program, batches, told)}
@@ -123,12 +116,33 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     again["own rounding"] = lambda: rounding(program, batches, kept["own"], stated)
     again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
     for what, check in again.items():
-        if what not in done: yield attempted(what, check)
+        if absent and what != "laws": yield Check(what, "", absent, CLAIMED)
+        elif what not in done: yield attempted(what, check)
     yield from of_model(program, model, batches, stated, exact, kept["verified"], told, made)
     if listed and "errors at other lengths" not in done:
         yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, listed))
     yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
     yield from claims(kept)
+
+
+def describe_absent(program: Program) -> str:
+    """The matrices that a program reads of its batch and that no certificate holds, in words; empty where it reads
+    none."""
+    schedule = program.schedule
+    fields = [field for field in least_limits(schedule.calls) if field not in FIELDS]
+    read = [f"{kind} {each}" for kind, several in (("input", schedule.spaced), ("relation", schedule.elsewhere),
+                                                   ("field", fields)) for each in several]
+    return f"it reads {', '.join(read)} of the batch, which no certificate holds" if read else ""
+
+
+def input_batches(kept: Sequence[Mapping[str, Any]], absent: str, made: RunChecks | None) -> Sequence[Batch]:
+    """The batches of a certificate; none where a program reads what is absent from them. Raises VerificationError where
+    their hash is another one, or a run has verified other ones."""
+    for each in kept: check_hash(each)
+    if made is None: return [] if absent else [restored(each) for each in kept]
+    if [*map(describe_batch, made.batches)] != [*kept]:
+        raise VerificationError(3, "certificate", "its inputs are not those that were verified")
+    return made.batches
 
 
 def check_certificates(programs: Iterable[Program], model: Operator, made: RunChecks) -> None:
@@ -139,21 +153,6 @@ def check_certificates(programs: Iterable[Program], model: Operator, made: RunCh
             if check.verdict == FAILS:
                 raise VerificationError(3, "certificate", f"{check.what} fails", found=check.found,
                                         allowed=check.allowed)
-
-
-def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
-    return Check(what, found, allowed, HOLDS if holds else FAILS)
-
-
-def attempted(what: str, done: Callable[[], Check]) -> Check:
-    """What cannot even be worked out has failed."""
-    try: return done()
-    except WRONG as error: return Check(what, describe_error(error), "", FAILS)
-
-
-def describe_error(error: Exception) -> str:
-    """An error as a cell of a table."""
-    return " ".join(str(error.args[0] if error.args else error).split())
 
 
 # ---- what needs no model
@@ -221,12 +220,14 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     """The steps of the imported program; the error against the oracle on the certificate's rows and on rows that it did
     not choose; the graphs of the laws. `told`: the kinds of steps that were looked at on telling operands."""
     single = search_for(verified, "sentence")
-    if model is None:
+    lacking = NEEDS_MODEL if model is None else describe_absent(program) if made is None else ""
+    if lacking:
         if single is not None:
-            yield Check("worst sentence against the model", f"stated {single}", NEEDS_MODEL, CLAIMED)
-        yield Check("error against the model", f"stated {stated}", NEEDS_MODEL, CLAIMED)
-        yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
-        return
+            yield Check("worst sentence against the model", f"stated {single}", lacking, CLAIMED)
+        yield Check("error against the model", f"stated {stated}", lacking, CLAIMED)
+        if model is None: yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
+        else: yield attempted("graphs of the laws", lambda: graphs(model))
+    if lacking or model is None: return
     near = None if made is None else made.wanted
     imported = import_program(model) if made is None else made.imported
 
@@ -387,14 +388,3 @@ def search_for(tree: object, key: str) -> object:
 
 def is_magnitude(value: object) -> TypeGuard[float]:
     return (type(value) is int or type(value) is float) and isfinite(value) and value >= 0
-
-
-def format_checks(found: Sequence[Check]) -> str:
-    """The table, and what became of it."""
-    width = max(len(check.what) for check in found)
-    lines = [f"{check.what:{width}}  {check.verdict:7}  "
-             f"{'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
-             for check in found]
-    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}"
-                       for verdict in (HOLDS, FAILS, CLAIMED))
-    return "\n".join([*lines, "", counts])

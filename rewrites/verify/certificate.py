@@ -51,17 +51,23 @@ def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
 
 
 def describe_batch(batch: Batch) -> dict[str, object]:
-    """A batch as JSON, with the hash of its numbers."""
+    """A batch's sentences as JSON, with the hash of their numbers. Relations and matrices of its own are left out: they
+    may be as large as a graph is."""
     rows = {"tokens": [part.tokens.tolist() for part in batch], "kinds": [part.kinds.tolist() for part in batch]}
     return {"hash": hash_rows(rows), "sentences": len(batch), "rows": batch.rows, **rows}
 
 
 def restored(kept: Mapping[str, Any]) -> Batch:
-    """A batch from a certificate. Raises VerificationError where its numbers are not those that were hashed."""
-    rows = {name: kept[name] for name in ("tokens", "kinds")}
-    if hash_rows(rows) != kept["hash"]:
-        raise VerificationError(3, "certificate", "its inputs were changed", hash=kept["hash"], now=hash_rows(rows))
-    return Batch(rows["tokens"], rows["kinds"])
+    """A batch of the sentences in a certificate. Raises VerificationError where they are not those that were hashed."""
+    check_hash(kept)
+    return Batch(kept["tokens"], kept["kinds"])
+
+
+def check_hash(kept: Mapping[str, Any]) -> None:
+    """Raises VerificationError where sentences in a certificate are not those that were hashed."""
+    now = hash_rows({name: kept[name] for name in ("tokens", "kinds")})
+    if now != kept["hash"]:
+        raise VerificationError(3, "certificate", "its inputs were changed", hash=kept["hash"], now=now)
 
 
 def hash_rows(rows: Mapping[str, object]) -> str:

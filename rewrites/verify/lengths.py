@@ -19,9 +19,9 @@ from opmatrix.files.certified import MAX_INPUT_ROWS
 from opmatrix.program import Program, Step
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
-from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
+from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.verify.failure import VerificationError, name
-from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, launched, step_kind
+from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, launched, run_groups, step_kind
 from rewrites.verify.routed import run_beside
 
 MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
@@ -264,11 +264,9 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
     """The steps, group by group where all of them are recorded, and then a whole run against them: what is called
     between recordings is of the whole batch, whose rows may see one another. Raises VerificationError."""
     workers, last = threads(), []
-    recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
-    groups = make_groups(batch.starts, workers, reading=program.schedule.reading) if recorded else [None]
-    for group in groups:
-        part = batch if group is None or len(groups) == 1 else batch.sentences(group.first, group.last)
-        with limit(workers if len(groups) == 1 else 1): last.append(walk(program, part, fresh, steps))
+    parts = run_groups(program, batch, workers)
+    for part in parts:
+        with limit(workers if len(parts) == 1 else 1): last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
         raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
                                 sentences=len(batch))

@@ -25,7 +25,7 @@ from opmatrix.runtime.meanings import bound, widen_arguments
 from opmatrix.runtime.operands import number_of
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.schedule import Call
-from opmatrix.runtime.scheme import GROUP_ROWS, make_groups
+from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
 from rewrites.compiler.emit import Emitter, Spread
 from rewrites.compiler.search import Structure
 from rewrites.lower.lower import Method, Stored
@@ -300,12 +300,29 @@ def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
     return step.kernel, held, tuple(sorted(step.attributes.items())), batch.starts.tobytes()
 
 
+def run_groups(program: Program, batch: Batch, workers: int) -> list[Batch]:
+    """The batches that a run on so many workers takes one by one: groups of sentences where all steps are recorded,
+    with their rows of inputs; else the whole, whose rows may see one another."""
+    schedule = program.schedule
+    if not all(isinstance(each, Recorded) for each in schedule.segments): return [batch]
+    groups = make_groups(batch.starts, workers, reading=schedule.reading)
+    return [batch] if len(groups) < 2 else [cut_batch(batch, program, group) for group in groups]
+
+
+def cut_batch(batch: Batch, program: Program, group: Group) -> Batch:
+    """The sentences of a group, with their rows of what enters a program and of the numbers that its fields are."""
+    part = batch.sentences(group.first, group.last)
+    spaces = {port.name: port.space for port in program.schedule.ports}
+    rows = {"T": slice(group.low, group.high), "S": slice(group.first, group.last)}
+    for entering, matrix in batch.inputs.items():
+        part.inputs[entering] = np.asarray(matrix)[rows.get(spaces.get(entering, "T"), slice(None))]
+    return part
+
+
 def compare_bits(program: Program, batch: Batch, workers: int) -> None:
     """A whole run on so many threads against its steps on one, group by group where all of them are recorded: some
     kernels sum in another order for other numbers of rows, none for other threads. Raises VerificationError."""
-    recorded = all(isinstance(each, Recorded) for each in program.schedule.segments)
-    groups = make_groups(batch.starts, workers, reading=program.schedule.reading) if recorded else []
-    parts = [batch] if len(groups) < 2 else [batch.sentences(each.first, each.last) for each in groups]
+    parts = run_groups(program, batch, workers)
     last = list[NDArray[np.float32]]()
     for part in parts:
         with on_threads(1):

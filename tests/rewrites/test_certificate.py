@@ -4,13 +4,21 @@ from functools import cache
 
 import numpy as np
 import pytest
+import standin
 from searched import RAGGED, found, model
 
 from formats import Dense, Packed
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import given, product, relation, row, tanh, weight
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import formula
+from opmatrix.batch import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
+from rewrites import optimize
 from rewrites.evaluate import recheck
-from rewrites.evaluate.recheck import CLAIMED, FAILS, HOLDS, checks
+from rewrites.evaluate.check_table import CLAIMED, FAILS, HOLDS
+from rewrites.evaluate.recheck import checks, describe_absent
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower.lower import Method
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact
@@ -136,7 +144,7 @@ def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
     program, _ = made["exact"][0].program({}, lambda part, use, method: Method("half"))
     off = verify_approximate(program, operator, [RAGGED], 0.5)["float32"]["relative"]
     error = {"relative": off, "stated": 1.5 * off, "sentence": 10 * off}
-    made_here = recheck.RunChecks(recheck.RUN_MAKES, oracle(operator, [RAGGED]), made["imported"][1])
+    made_here = recheck.RunChecks(recheck.RUN_MAKES, [RAGGED], oracle(operator, [RAGGED]), made["imported"][1])
     right = certify(program, {"error": error}, [RAGGED])
     recheck.check_certificates([right], operator, made_here)
     changed = {"stated": {"stated": off / 2}, "sentence": {"sentence": off / 1000},
@@ -145,3 +153,40 @@ def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
     assert failing(wrong, operator)
     with pytest.raises(VerificationError, match=r"certificate.*fails"):
         recheck.check_certificates([wrong], operator, made_here)
+
+
+# ---- what a certificate cannot hold
+
+W, GRAPH = weight(np.arange(8.0).reshape(4, 2) / 8), np.eye(6)[::-1]
+BESIDE = formula(lambda x: row(x, product(given(relation("edges", "T", "T")), x, over=mean)))
+TEXTS = [[0, 1, 2], [3], [4, 5]]
+ENTERING = {
+    "input x: T × 4": (given("x", 4, "T") @ W @ tanh, Batch(TEXTS, inputs={"x": np.ones((6, 4))})),
+    "input x: S × 4": (given("x", 4, "S") @ W @ tanh, Batch(TEXTS, inputs={"x": np.ones((3, 4))})),
+    "input x: V × 4": (given("x", 4, "V") @ W @ tanh, Batch(inputs={"x": np.ones((5, 4))})),
+    "relation edges: T × T": (weight(np.eye(6)) @ BESIDE, Batch(TEXTS, relations={"edges": GRAPH}))}
+
+
+@pytest.mark.parametrize("named", ENTERING)
+def test_what_a_certificate_does_not_hold_is_claimed(named, monkeypatch):
+    """A run verifies it on its own batch; who has the directory alone cannot, and is told why."""
+    standin.know_laws(monkeypatch)
+    operator, batch = ENTERING[named]
+    best = optimize(operator, workload=batch, machine=standin.machine(), rounds=1, error=0.0).best.program
+    for known in (None, operator):
+        assert not failing(best, known)
+        claimed = {check.what: check.allowed for check in checks(best, known) if check.verdict == CLAIMED}
+        assert claimed.keys() >= {"inputs", "steps within bounds", "own rounding", "error against the model"}
+        assert named in claimed["inputs"]
+    changed = inputs(best, hash="0" * 32)
+    assert failing(said(best, inputs=changed)) == {"inputs"}, "the sentences that it holds are compared"
+    assert failing(said(best, inputs=[])) == {"inputs"}
+    made = recheck.RunChecks(recheck.RUN_MAKES, [Batch([[1]])], [dense(operator, batch)], best)
+    with pytest.raises(VerificationError, match="not those that were verified"):
+        recheck.check_certificates([best], operator, made)
+
+
+def test_matrices_do_not_excuse_a_program_that_reads_none(kept):
+    """Whatever a certificate says: its tokens are all that it needs."""
+    assert not describe_absent(kept)
+    assert failing(said(kept, inputs=inputs(kept, **foreign([[10 ** 6]])))) >= {"steps within bounds"}

@@ -14,7 +14,8 @@ from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
-from rewrites.evaluate.recheck import FAILS, HOLDS, checks
+from rewrites.evaluate.check_table import FAILS, HOLDS
+from rewrites.evaluate.recheck import checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import (

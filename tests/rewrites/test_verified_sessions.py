@@ -11,7 +11,8 @@ from formats.machine.threads import available, limit, threads
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.evaluate.recheck import FAILS, HOLDS, checks
+from rewrites.evaluate.check_table import FAILS, HOLDS
+from rewrites.evaluate.recheck import checks
 from rewrites.report.checked import check_decoders
 from rewrites.report.points import Point
 from rewrites.sessions.miniature import SPREAD_SHARES, find_attention, ties

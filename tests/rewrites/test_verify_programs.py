@@ -6,7 +6,7 @@ import pytest
 from searched import RAGGED, found, relative, structure
 
 from formats import CSR, Dense, kernels
-from opmatrix.algebra.operators import given, weight
+from opmatrix.algebra.operators import given, tanh, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.program import Program, Step
@@ -20,7 +20,7 @@ from rewrites.verify import (
     verify_steps,
     verify_structure,
 )
-from rewrites.verify.programs import Meant
+from rewrites.verify.programs import Meant, compare_bits, run_groups
 
 
 @pytest.mark.parametrize("kind", ["imported", "fused", "exact"])
@@ -209,3 +209,18 @@ def test_errors_are_of_the_whole_and_of_the_worst_row():
     assert Errors.of(same, same) == Errors(0, 0, 3)
     for row in ([3.0, -INF], [3.0, 0.0], [3.0, NAN]):
         assert Errors.of([np.array([row, same[0][1]]), wanted[1]], same).relative == np.inf
+
+
+@pytest.mark.parametrize("space, rows", [("T", 24), ("S", 6)])
+def test_groups_of_a_run_have_their_rows_of_inputs(space, rows):
+    """Of tokens and of sequences: bits are compared on each number of threads."""
+    rng = np.random.default_rng(0)
+    operator = given("x", 4, space) @ weight(rng.normal(size=(4, 3))) @ tanh
+    batch = Batch([rng.integers(0, 5, n) for n in (3, 5, 4, 4, 6, 2)], inputs={"x": rng.normal(size=(rows, 4))})
+    program = structure(operator, batch=batch).program({})[0]
+    for workers in (1, 2, 3):
+        parts = run_groups(program, batch, workers)
+        assert len(parts) == workers, "as many groups as workers"
+        assert np.array_equal(np.concatenate([part.inputs["x"] for part in parts]), batch.inputs["x"])
+        compare_bits(program, batch, workers)
+    assert verify_steps(program, [batch])["nearest"] <= 1
