@@ -12,6 +12,7 @@ from rewrites.law import (
     constant,
     count,
     distances,
+    entrywise,
     h,
     k,
     law,
@@ -156,7 +157,7 @@ def associate_means(a: table[k, n], b: table[n, p], c: array[p, q]):
     return product(product(a, b), c, mean), product(a, product(b, c, mean))
 
 
-@law(both=True, source=LINEAR_ATTENTION, without=(dict(A=operator[p, q]),))
+@law(both=True, source=LINEAR_ATTENTION, without=(dict(A=entrywise, a=array[k, n], b=array[n, p]),))
 def associate_with_matrix(a: table[k, n], b: table[n, p], A: summing[p, q]):
     """(q kᵀ) A = q (kᵀ A): sums of scores, by which linear attention is divided, are those of the keys, times the
     query."""
