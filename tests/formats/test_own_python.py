@@ -63,12 +63,12 @@ def test_a_module_of_ours_is_the_one_of_this_process(trapped, monkeypatch):
 
 def test_the_folder_of_a_users_module_comes_last(tmp_path, monkeypatch):
     import json
-    (tmp_path / "mine").mkdir()
-    for name in ("__init__", "kernels"): (tmp_path / "mine" / f"{name}.py").write_text("")
+    (tmp_path / "users_package").mkdir()
+    for name in ("__init__", "kernels"): (tmp_path / "users_package" / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    import mine.kernels  # noqa: F401
+    import users_package.kernels  # noqa: F401
     monkeypatch.chdir(tmp_path)
-    for user in ("mine.kernels", "mine"):
+    for user in ("users_package.kernels", "users_package"):
         *_, paths, module = child_of_module("formats.none", users=[user]).command
         assert module == "formats.none" and json.loads(paths)[-1] == str(tmp_path)
     assert str(tmp_path) not in json.loads(child_of_module("formats.none").command[3])
