@@ -43,10 +43,14 @@ def child_of_module(module: str, *arguments: str, users: Iterable[str] = (), **v
 
 
 def added_paths() -> list[str]:
-    """The entries of `sys.path` but for the working directory and the folder of the script that runs."""
+    """The entries of `sys.path` but for the working directory and the folder of the script that runs. Relative ones
+    are left out where the working directory has been removed."""
+    try: here = os.getcwd()
+    except FileNotFoundError: here = ""
     script = getattr(sys.modules["__main__"], "__file__", None)
-    unasked = {os.getcwd()} | ({os.path.dirname(os.path.abspath(script))} if script else set())
-    return [path for path in map(os.path.abspath, sys.path) if path not in unasked]
+    unasked = {here} | ({os.path.dirname(os.path.abspath(script))} if script else set())
+    paths = [os.path.abspath(path) for path in sys.path if here or os.path.isabs(path)]
+    return [path for path in paths if path not in unasked]
 
 
 def folder_of(module: str) -> str:

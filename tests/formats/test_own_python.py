@@ -7,7 +7,7 @@ import sys
 import pytest
 from children import LIMIT, ROOT
 
-from formats.disk.own_python import child_of_module, child_of_python
+from formats.disk.own_python import added_paths, child_of_module, child_of_python
 from formats.machine.blas import TRIAL
 from rewrites.cli import leave_working_directory
 
@@ -46,6 +46,17 @@ def test_a_python_of_ours(trapped, monkeypatch, inherited, arguments):
     monkeypatch.chdir(trapped)
     done = run(child_of_python(*arguments), trapped)
     assert done.returncode == 0 and not sprung(trapped), done.stderr
+
+
+def test_a_working_directory_that_was_removed(tmp_path, monkeypatch):
+    """No file is in it, so relative entries of the path name none; absolute ones are handed on."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", "beside", str(tmp_path), *sys.path])
+    paths = added_paths()
+    assert str(tmp_path) in paths and all(map(os.path.isabs, paths))
+    assert child_of_module("formats.kernels.engine.compiler").command[0] == sys.executable
 
 
 def test_a_trap_springs_where_python_is_started_plainly(trapped):
