@@ -114,12 +114,11 @@ class Tokenizer:
         reading.skipped.append(place)
         return []
 
-    def unknown(self, text: str, row: Iterable[int]) -> str | None:
+    def unknown(self, text: str, row: Sequence[int]) -> str | None:
         """The reason why the model cannot read a row of ids: the first that it has no row for, of a token that was
         added to the tokenizer alone. None where it can."""
-        if self.vocabulary is None: return None
-        beyond = next((each for each in row if each >= self.vocabulary), None)
-        if beyond is None: return None
+        if self.vocabulary is None or max(row, default=0) < self.vocabulary: return None
+        beyond = next(each for each in row if each >= self.vocabulary)
         token = self.tokenizer.id_to_token(beyond)
         return (f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
                 f"rows for {self.vocabulary} (vocab_size): leave it out, or take the model's own tokenizer")
