@@ -117,7 +117,7 @@ def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
 
 
 def full(c: Operator, number: int) -> bool:
-    """Whether a term is a row of this number. What that row adds or scales_columns vanishes; no fact is read from it. A
+    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A
     promised row has no numbers yet, and is taken to be of no single one."""
     return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
 

@@ -34,7 +34,6 @@ def check_budgets(memory: float | None, number_type: str) -> None:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
-HALF_BITS = 11                                              # that a number stored half has at most, the first one a 1
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
