@@ -7,12 +7,15 @@ STARTED = "-m", "-c", "opmatrix", "opmatrix.exe"            # argv[0] of a proce
 
 def leave_working_directory(arguments: list[str], path: list[str], named: str) -> None:
     """Take the working directory off `path` in a process that is a command, unless `named`, a PYTHONPATH, names it: a
-    command imports no file of the folder that it is called in. `-m`, `-c` and an empty part of PYTHONPATH add it."""
+    command imports no file of the folder that it is called in. `-m` and an empty part of PYTHONPATH add its whole name,
+    `-c` an empty one: there a whole name is what the code or a parent process has added, and stays."""
     try: here = os.getcwd()
     except FileNotFoundError: return                        # it was removed, so no file is in it
-    names = [os.path.abspath(part) for part in named.split(os.pathsep) if part]
-    if arguments and os.path.basename(arguments[0]) in STARTED and here not in names:
-        path[:] = [each for each in path if os.path.abspath(each) != here]
+    parts = named.split(os.pathsep) if named else []
+    if here in [os.path.abspath(part) for part in parts if part]: return
+    if not arguments or (starter := os.path.basename(arguments[0])) not in STARTED: return
+    added = {""} if starter == "-c" and "" not in parts else {"", here}
+    path[:] = [each for each in path if each not in added]
 
 
 leave_working_directory(sys.argv, sys.path, os.environ.get("PYTHONPATH", ""))       # before commands import anything

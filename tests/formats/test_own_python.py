@@ -98,14 +98,22 @@ def test_a_command(trapped, tmp_path, starter, inherited):
     assert not sprung(trapped) and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments, named, stays", [
-    (["-m"], "", False), (["-c"], "/elsewhere", False), (["/bin/opmatrix", "laws"], "", False), (["-m"], ".", True),
-    (["/home/run.py"], "", True), ([], "", True), ([""], "", True)])
-def test_the_working_directory_is_left(tmp_path, monkeypatch, arguments, named, stays):
+@pytest.mark.parametrize("arguments, named, left", [
+    (["-m"], "", []), (["/bin/opmatrix", "laws"], "", []), (["-m"], ".", ["", "here"]),
+    (["-c"], "/elsewhere", ["here"]), (["-c"], ":/elsewhere", []), (["-c"], "", ["here"]),
+    (["/home/run.py"], "", ["", "here"]), ([], "", ["", "here"]), ([""], "", ["", "here"])])
+def test_the_working_directory_is_left(tmp_path, monkeypatch, arguments, named, left):
     monkeypatch.chdir(tmp_path)
     path = ["", "/elsewhere", str(tmp_path)]
     leave_working_directory(arguments, path, named)
-    assert path == (["", "/elsewhere", str(tmp_path)] if stays else ["/elsewhere"])
+    assert [{str(tmp_path): "here"}.get(each, each) for each in path if each != "/elsewhere"] == left
+
+
+def test_what_a_parent_process_has_added_stays(tmp_path):
+    """As workers of pytest-xdist and multiprocessing have it: their `-c` adds the parent's paths before it imports."""
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; import rewrites.cli; print(sys.path[1])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, timeout=LIMIT)
+    assert done.stdout == f"{tmp_path}\n", done.stderr
 
 
 def test_without_a_python_nothing_is_started(monkeypatch):
