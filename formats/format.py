@@ -40,13 +40,13 @@ from formats.core.arrays import (
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 from formats.core.layout import Panelled
 from formats.core.sizes import Array, Later, Size, T, Term, V, declared_array, n, p, total_bytes
+from formats.core.stage import SMALLEST
 
 if TYPE_CHECKING:
     import sympy
 
     from .core.weighed import Spectrum
 
-SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
 RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .activation import COMPILED, TIMED, Reals
 from .choices import Choice, OneOf, Range
@@ -15,7 +16,7 @@ PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's ar
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
 HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
-SUBNORMAL = 2.0 ** -149                                          # the least of all, which is not
+SMALLEST = 2.0 ** -149                                       # the least positive of all: less is lost as 0
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -106,7 +107,7 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
         centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
         # Numbers that are less than any normal one are a whole number of the least: a difference may be off by that.
-        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + SUBNORMAL
+        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + SMALLEST
         first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
         return first / deviation * second + gamma(columns + 8) * size
@@ -173,11 +174,16 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
         with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
-        y, error = value, spread_beyond(value, spread + SUBNORMAL)     # below the normal numbers a rounding loses that
+        y, error = value, spread_beyond(value, spread + SMALLEST)     # below the normal numbers a rounding loses that
     return error
 
 
 def spread_beyond(y: Reals, error: Reals) -> Reals:
     """Errors, infinite where a number may be none that float32 has: what becomes of it there, nobody says."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(np.isnan(error) | (np.isfinite(y) & (abs(y) + error > HUGE)), np.inf, error)
+        return np.where(np.isnan(error) | may_overflow(y, error), np.inf, error)
+
+
+def may_overflow(y: Reals, error: Reals) -> NDArray[np.bool_]:
+    """True where a number y, known to within an error, may be larger than any of float32."""
+    return np.asarray(np.isfinite(y) & (abs(y) + error > HUGE))

@@ -4,13 +4,14 @@ all kinds of its arguments, among them the largest, the smallest and 0, where ki
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.stage import HUGE, SMALLEST
 from formats.folding.fold_plan import MergeStep
 from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.rowwise.scalars import NumberGraph, StandIn
 
 f4 = np.float32
 Float32s = NDArray[np.float32]
-FINITE_KINDS = np.array([sign * size for sign in (-1, 1) for size in (0, 2.0 ** -149, 1, np.finfo(f4).max)], f4)
+FINITE_KINDS = np.array([sign * size for sign in (-1, 1) for size in (0, SMALLEST, 1, HUGE)], f4)
 UPPER_KINDS, LOWER_KINDS = np.array([*FINITE_KINDS, np.inf], f4), np.array([*FINITE_KINDS, -np.inf], f4)
 ORDERED_KINDS = np.array([*UPPER_KINDS, -np.inf], f4)
 ALL_KINDS = np.array([*ORDERED_KINDS, np.nan], f4)

@@ -69,7 +69,7 @@ def fit_correction(calls: Sequence[Sequence[float]], residuals: Sequence[float],
     best: tuple[float, Correction] | None = None
     for rows, sides, share in combine(ROW_SCALES, SIDE_SCALES, NOISE):
         scale = scale_axes(product, places.shape[1], rows, sides)
-        covariance = amplitude ** 2 * np.exp(-0.5 * (squared / np.square(scale)).sum(2))
+        covariance = covariance_of(squared, amplitude, scale)
         score, off, error = left_out(covariance, share, left)
         if best is None or score < best[0]:
             spread, alone = (quantile(abs(each), SHARE) for each in (off, error))
@@ -85,11 +85,16 @@ def find_disturbed(calls: Sequence[Sequence[float]], residuals: Sequence[float],
     if len(calls) < FEW_CALLS: return []
     places, left = np.array(calls), np.array(residuals)
     best, squared = fit_correction(calls, residuals, product), np.square(places[:, None] - places[None])
-    covariance = best.amplitude ** 2 * np.exp(-0.5 * (squared / np.square(best.scale)).sum(2))
+    covariance = covariance_of(squared, best.amplitude, best.scale)
     far = abs(left_out(covariance, best.noise, left)[2])
     deviation = 1.4826 * float(np.median(far))              # of normal numbers the median is .6745 deviations
     most = max(OUTLYING * deviation, LEAST_FAR)
     return [int(i) for i in np.argsort(-far, kind="stable") if far[i] > most]
+
+
+def covariance_of(squared: KrigingArray, amplitude: float, scale: Sequence[float]) -> KrigingArray:
+    """The covariance (n, n) of calls whose places lie so far apart along each axis, squared (n, n, axes)."""
+    return np.asarray(amplitude ** 2 * np.exp(-0.5 * (squared / np.square(scale)).sum(2)))
 
 
 def scale_axes(product: bool, width: int, rows: float, sides: float) -> list[float]:

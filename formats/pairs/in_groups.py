@@ -7,7 +7,8 @@ from formats.core.arrays import multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import LEAST_SCALED
 from formats.core.sizes import T, n, p
-from formats.format import SMALLEST, Format
+from formats.core.stage import SMALLEST
+from formats.format import Format
 from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from formats.core.activation import Reals
-from formats.core.stage import HUGE
+from formats.core.stage import may_overflow
 from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
 from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
@@ -70,7 +70,7 @@ def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
             if function.exact_at is not None: exact = exact | (np.asarray(args[0][0]) == function.exact_at)
             if op == "mul": own = np.where(scales(*args[0]) | scales(*args[1]), 0.0, own)
             error = np.where((error == 0) & exact, 0.0, error + own + VANISHED)
-        return y, np.where(np.isfinite(y) & (abs(y) + error > HUGE), np.inf, error)
+        return y, np.where(may_overflow(y, error), np.inf, error)
 
 
 def scales(x: Any, error: Any) -> Any:

@@ -8,7 +8,8 @@ from formats.core.epilogue import gamma
 from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
-from formats.format import SMALLEST, Format
+from formats.core.stage import SMALLEST
+from formats.format import Format
 from formats.storage.packed import Packed
 
 STEP_INPUTS = 64                                             # inputs of a step

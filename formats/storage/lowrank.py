@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike
 from formats.core.arrays import Floats, FormatError, as_matrix
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import Min, T, ceiling, f4, n, p, r
-from formats.format import SMALLEST, Format
+from formats.core.stage import SMALLEST
+from formats.format import Format
 
 
 class LowRank(Format):

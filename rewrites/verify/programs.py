@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
-from formats.core.stage import spread_beyond
+from formats.core.stage import SMALLEST, spread_beyond
 from formats.format import Format
 from formats.machine.threads import limit, numbers_of_threads, on_threads
 from formats.stacked import Stacked
@@ -35,7 +35,6 @@ from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
-SMALLEST = 2.0 ** -149                                       # of float32 but 0: nothing smaller is told apart
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
 TOLD_WORK = 4e9                                             # multiplications of a step on telling operands, at most
 TOLD_SEED = 0

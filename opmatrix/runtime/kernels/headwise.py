@@ -7,7 +7,7 @@ import numpy as np
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, n, p
-from formats.format import SMALLEST
+from formats.core.stage import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h, up
 from formats.stacked import Stacked
 from opmatrix.extents import Extents

@@ -10,9 +10,9 @@ from formats.core.activation import COMPILED
 from formats.core.choices import OneOf, Range
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, n, p, size
+from formats.core.stage import SMALLEST
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
-from formats.format import SMALLEST
 from formats.machine.prices import Price, Timed, Work
 from formats.stacked import Stacked
 from opmatrix.extents import Extents

@@ -7,7 +7,7 @@ import numpy as np
 from formats import kernels as compiled
 from formats.core.epilogue import gamma
 from formats.core.sizes import T
-from formats.format import SMALLEST
+from formats.core.stage import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
 from opmatrix.batch import Batch
 from opmatrix.extents import WHOLE
