@@ -34,7 +34,7 @@ from rewrites.evaluate.quality import Quality, loosened
 from rewrites.extraction import Infeasible
 from rewrites.graph.layers import Model, outputs
 from rewrites.law import Law
-from rewrites.laws import EXACT_LAWS, without
+from rewrites.laws import EXACT_LAWS, SHIPPED, without
 from rewrites.lower.narrowing import held_narrow, most_held
 from rewrites.lower.price import TimeModel
 from rewrites.lower.representations import check_budgets
@@ -372,7 +372,7 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
         model=opened.meta.get("model", ""), machine=opened.machine, workload=workload, structures=searched.structures,
         points=points, imported=imported, chosen=points.index(best), saved=saved, fused=fused, report=report,
         steps=add_means(imported, fused, points, best, within, trusted), goals=tuple(asked), memory=memory, bound=bound,
-        choices=choices, left_out=tuple({law.name for law in EXACT_LAWS} - {law.name for law in opened.laws}),
+        choices=choices, left_out=tuple(SHIPPED - {law.name for law in opened.laws}),
         failed=tuple(opened.attempts.failed), laws=opened.laws, dropped=dropped, number_type=opened.number_type,
         busy=busy, misled=misled,
         generated=generated_by(best.program, opened),

@@ -10,6 +10,7 @@ from rewrites.laws import attention, choosing, joining, largest, ring, spaces
 EXACT_GROUPS = ((ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
                 (spaces, spaces.SPACE_LAWS), (largest, largest.ROUTING_LAWS))          # each with its module
 EXACT_LAWS = tuple(law for _, laws in EXACT_GROUPS for law in laws)
+SHIPPED = frozenset(law.name for law in EXACT_LAWS)           # names: each other law is a user's
 CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
 
 

@@ -16,7 +16,7 @@ from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from rewrites.law import value as rows
-from rewrites.laws import EXACT_LAWS
+from rewrites.laws import SHIPPED
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
 INTERPRET = "interpret"
-SHIPPED = frozenset(law.name for law in EXACT_LAWS)
 MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
 TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
 
