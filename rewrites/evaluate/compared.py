@@ -64,7 +64,7 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
     EMBEDDED allows. One that is `exact` differs by rounding alone: of it `verify` says that, and `state` is run where
     there are others. Raises VerificationError for a program that is `exact` where rounding does not explain a row that
     the model sends elsewhere."""
-    near = in_threads(plan_groups(programs, model, verify, True, exact))
+    near = in_threads(plan_groups(programs, model, verify, exact))
     offs = [join_groups([look.beside[at] for look in near]) for at in range(len(programs))]
     stated = compared_of(near)
     others = [at for at in range(1, len(programs)) if not (exact and exact[at])]
@@ -109,29 +109,27 @@ def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.fl
     def of_group(group: Batch) -> list[Change]:
         wanted, starts = first.run(group), first.starts(group)
         return [redrawn(program, each, group, wanted, starts, draws) for program, each in moves.items()]
-    # one after another: a noted run of a Qwen3-MoE beside another one in a thread was seen to give other rows
-    found = [of_group(group) for group in batch.pieces(GROUP_ROWS)]
+    found = in_threads(partial(of_group, group) for group in batch.pieces(GROUP_ROWS))
     return {program: Change.joined(each) for program, each in zip(programs, zip(*found, strict=True), strict=True)}
 
 
 def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
-    return [look() for look in plan_groups(programs, {}, batch, True)]
+    return [look() for look in plan_groups(programs, {}, batch)]
 
 
 def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
-                stated: bool, exact: Sequence[bool] = ()) -> Iterator[Callable[[], Changes]]:
+                exact: Sequence[bool] = ()) -> Iterator[Callable[[], Changes]]:
     """A call for each group of a batch."""
     rows = 0
     for group in batch.pieces(GROUP_ROWS):
-        yield partial(compare_group, programs, model, group, rows if stated else None, exact)
+        yield partial(compare_group, programs, model, group, rows, exact)
         rows += len(programs[0].starts(group)) - 1
 
 
 def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch,
-                  before: int | None, exact: Sequence[bool] = ()) -> Changes:
-    """What programs give for one group, before which so many rows were embedded; None: nothing is stated of it. Raises
-    InputError where the model gives what is no number, VerificationError where an exact program sends rows elsewhere
-    than rounding explains."""
+                  before: int, exact: Sequence[bool] = ()) -> Changes:
+    """The outputs of programs on one group, before which so many rows were embedded. Raises InputError where the model
+    gives what is no number, VerificationError where an exact program sends rows elsewhere than rounding explains."""
     names = [[name for name in program.outputs if name in model] for program in programs]
     meant = {name: Reference(partial(dense, model[name], group)) for name in dict.fromkeys(chain(*names))}
     with np.errstate(all="ignore"): known = {name: each.own[0] for name, each in meant.items()}
@@ -148,7 +146,6 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
             beside.free[name], beside.along[name] = (Change.of(given[name], each) for each in (known[name], wanted))
             beside = beside._replace(flips=beside.flips + parted)
         found.beside.append(beside)
-        if before is None: continue
         rows = next(iter(given.values()))
         if first is None: first = Reference(partial(program.run, group), (rows, taken))
         else:
