@@ -56,7 +56,7 @@ COLUMNS = ("seed", "error", "door", "outcome", "seconds", "programs", "said")
 
 
 class Outcome(NamedTuple):
-    """What became of the operator of a seed, within an error, through a door, and how many programs that gave."""
+    """Outcome of the operator of a seed, within an error, through a door, and how many programs that gave."""
     seed: int
     error: float | None
     door: str
@@ -177,7 +177,7 @@ def through_doors(at: int, seed: int, draw: Callable[[int], Drawn], doors: Itera
 
 
 def begin_process() -> None:
-    """What each process begins with: laws that are known, and memory that holds nothing."""
+    """Verify laws and poison memory, before a process judges operators."""
     know_laws()
     poison(SimpleNamespace(setattr=setattr))
 

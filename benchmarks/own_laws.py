@@ -1,4 +1,4 @@
-"""Whether a law of the user's own is in the way: random operators, each searched without and with true laws.
+"""Measure whether a law of the user's own is in the way: random operators, each searched without and with true laws.
 
     python benchmarks/own_laws.py [--count 500] [--seed 0] [--laws NAME ...] [--machine A100] [--csv OUT]
 
@@ -38,7 +38,7 @@ BAD = "dearer", "wrong", "fault"
 
 
 class WithLaw(NamedTuple):
-    """What the program of a seed takes with a law, over what it takes without, less 1."""
+    """Seconds of a seed's program with a law, over those without, less 1."""
     seed: int
     law: str
     outcome: str

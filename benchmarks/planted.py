@@ -99,7 +99,8 @@ def written(place: Path, family: str, positions: int) -> Path:
 
 
 def drawing(of: str, count: int, seed: int):
-    """So many faults for programs whose sentences have at most so many tokens, and whether a program meets one."""
+    """Return a function that draws `count` faults for programs and a longest sentence, and one that tells whether
+    a program meets a fault."""
     import wrong_for_data
     import wrong_kernels
     rng = np.random.default_rng(seed)
@@ -109,7 +110,7 @@ def drawing(of: str, count: int, seed: int):
 
 
 def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Found]:
-    """What becomes of the faults."""
+    """Verify saved programs with each fault planted, and list which door found it."""
     from opmatrix.program import Program
     (draw, meets), (searched, points) = drawn_faults, verified(model, number_type)
     longest = max(map(max, points[0].lengths))
@@ -192,7 +193,7 @@ def kernels_of(programs: list) -> dict[str, list[bool]]:
 
 
 def has(program, fault) -> bool:
-    """Whether a program has the kernel of a fault, or sessions."""
+    """Tell whether a program has the kernel of a fault, or sessions."""
     if not hasattr(fault, "narrow"): return True
     return fault.narrow in kernels_of([program]).get(fault.kernel, ()) or (
         not fault.narrow and fault.kernel in kernels_of([program]))

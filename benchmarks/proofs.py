@@ -42,7 +42,7 @@ def judge_stated() -> list[tuple[str | float, ...]]:
 
 
 def figures_of(rows: list[tuple[str | float, ...]]) -> list[Figure]:
-    """How many equations met the verdict that they should, and how many a false one."""
+    """Count equations that met the verdict that they should, and those that met a false one."""
     counts = Counter((true, verdict) for _, true, verdict, *_ in rows)
     total = Counter(true for _, true, *_ in rows)
     return [Figure(f"true equations proved, of {total['true']}", counts["true", "proved"], least=0.9 * total["true"]),

@@ -110,5 +110,5 @@ def some_ids(at: NDArray[np.int64], limits: Mapping[str, int], batch: Batch) -> 
 
 
 def short_sequences(count: int, most: int = max(SHORT_LENGTHS)) -> Batch:
-    """So many sequences of a few rows, of every small length in turn, of at most so many."""
+    """`count` sequences of every small length in turn, of at most `most` rows each."""
     return Batch([np.zeros(min(most, SHORT_LENGTHS[at % len(SHORT_LENGTHS)]), np.int64) for at in range(count)])

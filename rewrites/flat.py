@@ -54,7 +54,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
 
 
 def for_each_head(made: Operator, x: Operator, after: Operator) -> Operator:
-    """What a term became behind x, in as many heads as it gives: a constant row, which reads nothing of x, is one of
+    """Give a term written behind x as many heads as it has: a constant row, which reads nothing of x, is one of
     any number of heads, and by itself of one."""
     if made.out.heads is not H or not made.constant: return made
     heads = (x @ after).out.heads
@@ -87,13 +87,13 @@ def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
 
 
 def scales_columns(term: Operator) -> bool:
-    """Whether a product of two terms is its first one with columns times a constant row."""
+    """Tell whether a product of two terms is its first one with columns times a constant row."""
     value, c = term.children
     return bool(c.constant and c.uniform and (not term.linear or value is I)) and not (is_cut(c) and promised(c))
 
 
 def is_cut(c: Operator) -> bool:
-    """Whether a constant row was cut into heads."""
+    """Tell whether a constant row was cut into heads."""
     return bool(c.children) and c.out.heads not in (1, H)
 
 
@@ -106,7 +106,7 @@ def scale_columns(x: Operator, c: Operator) -> Operator:
 
 
 def promised(term: Operator) -> bool:
-    """Whether a term is made of arrays that nobody has yet."""
+    """Tell whether a term is made of arrays that nobody has yet."""
     return any(isinstance(each, Promised) for node in term.walk() for each in node.attributes)
 
 

@@ -191,7 +191,7 @@ class Fault(NamedTuple):
 
 
 def drawn(rng: np.random.Generator, count: int, programs: list[Program]) -> Iterator[Fault]:
-    """So many faults, every kind in turn, in kernels that the programs have and whose declarations allow them."""
+    """Draw `count` faults, every kind in turn, in kernels that the programs have and whose declarations allow them."""
     calls = [call for program in programs for call in program.schedule.calls[program.schedule.first:]
              if not call.kernel.view]
     homes = {kind: sorted({call.kernel.name for call in calls if allows(call)}) for kind, (allows, _) in FAULTS.items()}
@@ -202,6 +202,6 @@ def drawn(rng: np.random.Generator, count: int, programs: list[Program]) -> Iter
 
 
 def meets(program: Program, fault: Fault) -> bool:
-    """Whether a program has a step in which the fault can show."""
+    """Tell whether a program has a step in which the fault can show."""
     return any(call.kernel.name == fault.kernel and FAULTS[fault.kind][0](call)
                for call in program.schedule.calls[program.schedule.first:])

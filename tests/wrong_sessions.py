@@ -105,7 +105,7 @@ def window_off(fault: SessionFault) -> Iterator[Any]:
 
 
 def window_said(fault: SessionFault) -> Iterator[Any]:
-    """What a step over caches says of its window is one key too many, or too few."""
+    """A step over caches names a window of one key too many, or too few."""
     right = cached.window_attribute
     def wrong(bound: Any) -> dict[str, int]:
         return {name: max(0, behind + 2 * (fault.place % 2) - 1) for name, behind in right(bound).items()}
@@ -195,7 +195,7 @@ WINDOWED = {"window off", "window said", "early freed"}
 
 
 def drawn(rng: np.random.Generator, count: int, longest: int, windowed: bool) -> Iterator[SessionFault]:
-    """So many faults."""
+    """Draw `count` faults."""
     return islice(endless(rng, longest, windowed), count)
 
 

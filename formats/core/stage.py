@@ -156,7 +156,7 @@ def reference(y: Reals, epilogue: object) -> Reals:
 
 
 def is_added(name: str) -> bool:
-    """Whether rows stay as they are where this vector is zero."""
+    """Tell whether rows stay as they are where this vector is zero."""
     rows = np.ones((1, 1))
     return bool((reference(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
 

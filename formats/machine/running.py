@@ -136,7 +136,7 @@ class Rounds:
 
     @property
     def disturbed(self) -> bool:
-        """Whether timings of most cases differ as they do on a busy machine."""
+        """Tell whether timings of most cases differ as they do on a busy machine."""
         wide = [is_wide(each) for each in self.taken.values()]
         return 2 * sum(wide) > len(wide)
 
@@ -150,7 +150,7 @@ class Rounds:
 # ---- disturbances
 
 def is_wide(taken: Sequence[float]) -> bool:
-    """Whether repeated timings differ as they do on a busy machine (formats/machine/quiet.py)."""
+    """Tell whether repeated timings differ as they do on a busy machine (formats/machine/quiet.py)."""
     return len(taken) >= MIN_RUNS and width(taken) > SIGNS["spread"].most
 
 

@@ -56,15 +56,15 @@ class RowText(VectorText):
         return node.heads == 1 and node.cols == 1 and node.op not in IN_PLACE_OPS and node is not self.loops.root
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
-        """Where the number of a head and a column of an operand or a kept value is read."""
+        """Address at which the number of a head and a column of an operand or a kept value is read."""
         if node.op == "value": return join_sum(f"x{node.extra}", scaled(h, f"c.x{node.extra}_head"), at)
         if node.op == "const":
             return join_sum(f"c.c{node.extra}", scaled(h, self.size(node.cols)), at)
         return self.place(node, h, at, part)
 
     def place(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
-        """Where the number of a head and a column of a kept value is stored: never in an operand, which the result may
-        be as it is."""
+        """Address at which the number of a head and a column of a kept value is stored: never in an operand, which the
+        result may be as it is."""
         step = self.row_step(h) if node is self.loops.root else scaled(h, self.size(node.cols))
         return join_sum(self.word(node, part), step, at)
 

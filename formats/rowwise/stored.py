@@ -10,7 +10,7 @@ class StoredColumns(NamedTuple):
 
 
 class Stores:
-    """What is stored so far, by the word of where it lies."""
+    """Stored entries of each array, by the array's word."""
 
     def __init__(self) -> None: self.by_word: dict[str, list[StoredColumns]] = {}
 

@@ -73,7 +73,7 @@ class Routes:
 
     @property
     def steers(self) -> bool:
-        """Whether a reading may take other entries than its own largest."""
+        """Tell whether a reading may take other entries than its own largest."""
         return bool(self.given)
 
     def go_back(self) -> None:

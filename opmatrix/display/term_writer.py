@@ -27,7 +27,7 @@ from opmatrix.signature import Port
 
 
 class Mark(NamedTuple):
-    """How something is said: its precedence, a template, and the least precedence of its operands, left and right."""
+    """Notation of an operation: precedence, template, and the least precedence of its operands, left and right."""
     level: int
     template: str
     left: int = 0
@@ -140,7 +140,7 @@ class TermWriter:
         return f"given({port.name!r}, {port.columns}, {port.space!r}{heads})"
 
     def value(self, term: Operator, level: int = 0, right: bool = False) -> str:
-        """What the term gives at x."""
+        """Text of the term's value at x."""
         if term.kind.name == "I": return "x"
         if self.latex and term.kind.name in FIXED: return self.operator(term, level)
         if term not in self.formulaic: return self.apply(term, level)
@@ -290,8 +290,8 @@ def escape(text: str) -> str:
 NAMED_SIGNS = {"\\": r"\backslash{}", "^": r"\hat{}", "~": r"\sim{}", "\n": " "}
 
 def readable(term: Operator, name: str, args: list[object], taken: dict[tuple[object, ...], Operator]) -> bool:
-    """Whether `name(*args)` is read back as this term: by what there is of that name, or, where there is nothing, by
-    `names`."""
+    """Tell whether `name(*args)` is read back as this term: by what there is of that name, or, where there is nothing,
+    by `names`."""
     if not name.isidentifier() or keyword.iskeyword(name) or name == "x": return False
     if not all(isinstance(a, SPEAKABLE) for a in args): return False
     if name not in (known := vocabulary()):

@@ -76,8 +76,8 @@ def of_new_rows(call: Call) -> bool:
 
 
 def causal(call: Call) -> bool:
-    """Whether a step is attention of rows to those up to themselves, to all or to a window; the last of a sequence sees
-    no others."""
+    """Tell whether a step is attention of rows to those up to themselves, to all or to a window; the last of a sequence
+    sees no others."""
     if not call.kernel.cached_variant: return False
     seen, query = pattern(call.bound), getattr(call.bound, "query", "")
     if query: return query == "last" and seen.within and looks_back(seen & parse(CAUSAL))
@@ -90,7 +90,7 @@ def looks_back(seen: Pattern) -> bool:
 
 
 def window_attribute(bound: Arguments) -> dict[str, int]:
-    """What a step over caches says of the window of attention that it stands for."""
+    """The attribute by which a step over caches names the window of the attention that it stands for."""
     reach = pattern(bound).reach
     return {"behind": reach[0]} if reach is not None and reach[0] < FAR else {}
 

@@ -1,4 +1,4 @@
-"""How many numbers a term makes where it is read, and the products that it computes: those of every node, however many
+"""Numbers that a term makes where it is read, and products that it computes: those of every node, however many
 rows mix within it."""
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProductSizes(NamedTuple):
 
 
 class TermWork(NamedTuple):
-    """What reading a term makes: the numbers of its values, and its products."""
+    """Work of reading a term: the numbers of its values, and its products."""
     numbers: sympy.Expr
     products: tuple[ProductSizes, ...]
 
@@ -90,7 +90,7 @@ class CountedShape:
 
 @lru_cache(256)
 def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> TermWork:
-    """What a term makes, over values of so many heads, rows of a space, and columns, in sizes of spaces."""
+    """Count a term's work over values of these heads, rows of a space and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
     tables = list_tables(text)                              # which are read as patterns are made; how many see whom is
                                                             # in the scores that are counted

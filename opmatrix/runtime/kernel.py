@@ -225,7 +225,7 @@ def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> d
 
 
 def is_value(parameter: Parameter | None) -> bool:
-    """Whether an operand is a value of float32: rows, heads, or scores."""
+    """Tell whether an operand is a value of float32: rows, heads, or scores."""
     if parameter is None: return False
     return not {Rows, Heads, Scores}.isdisjoint({parameter.annotation, *get_args(parameter.annotation)})
 

@@ -67,7 +67,8 @@ class Incumbents:
         return structure
 
     def is_limited(self, added: Sequence[str]) -> bool:
-        """Whether laws together may hide what one alone reaches: a graph met a limit, or one subsumes its left side."""
+        """Tell whether laws together may hide what one alone reaches: a graph met a limit, or one subsumes its left
+        side."""
         canonical = any(law.canonical for law in self.space.laws if law.name in added)
         return canonical or any(each.graph.cut for each in self.list_lowerings(self.space).values())
 
@@ -111,7 +112,7 @@ class Incumbents:
 
 
 def is_dearer(one: "Structure | None", other: "Structure | None") -> bool:
-    """Whether the first program takes more than the second, or is none."""
+    """Tell whether the first program takes more than the second, or is none."""
     if one is None or other is None: return other is not None
     return one.cost > other.cost * (1 + SAME_PRICE)
 

@@ -24,7 +24,7 @@ def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
 
 
 def attempted(what: str, done: Callable[[], Check]) -> Check:
-    """What cannot even be worked out has failed."""
+    """Run a check; one that cannot even be worked out has failed."""
     try: return done()
     except WRONG as error: return Check(what, describe_error(error), "", FAILS)
 

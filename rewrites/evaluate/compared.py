@@ -34,7 +34,7 @@ class Compared(NamedTuple):
 
 
 class Off(NamedTuple):
-    """How far a program is from the model, output by output, relative: `free` as both run, `along` the routes that the
+    """Relative errors of a program against the model, output by output: `free` as both run, `along` the routes that the
     program took, which is all that it rounds; and the rows that the model sends elsewhere."""
     free: dict[str, float]
     along: dict[str, float]
@@ -59,7 +59,7 @@ class Changes(NamedTuple):
 
 def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch, state: Batch,
             exact: Sequence[bool] = ()) -> tuple[list[Off], list[Compared]]:
-    """How far each program is from the model in float64 on `verify`; how far each but the first is from that one on
+    """Compare each program with the model in float64 on `verify`; each but the first with that one on
     `state`, sentence by sentence, both as they run, and how the cosines of the first sentences change, of as many as
     EMBEDDED allows. One that is `exact` differs by rounding alone: of it `verify` says that, and `state` is run where
     there are others. Raises VerificationError for a program that is `exact` where rounding does not explain a row that
@@ -90,7 +90,7 @@ def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
 
 
 def join_groups(groups: Sequence[GroupOff]) -> Off:
-    """How far a program is off on all groups together."""
+    """Join a program's errors on all groups."""
     def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
         return {output: Change.joined(each[output] for each in changes).relative for output in changes[0]}
     return Off(joined([group.free for group in groups]), joined([group.along for group in groups]),
@@ -99,7 +99,7 @@ def join_groups(groups: Sequence[GroupOff]) -> Off:
 
 def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]],
            batch: Batch) -> dict[Program, Change]:
-    """How far routed programs, given with their constants before rounding, are from the first on the sentences of a
+    """Compare routed programs, given with their constants before rounding, with the first on the sentences of a
     batch, with other rows sent elsewhere each time (rewrites.verify.routed.Moved), so often that there are PLENTY.
     Empty where the batch has so many."""
     draws = ceil(PLENTY / len(batch))

@@ -52,8 +52,8 @@ FRESH = 64                                                  # rows that no certi
 
 
 class RunChecks(NamedTuple):
-    """What the run that writes a certificate has at hand: the names of the checks that it has made itself, by the same
-    functions, the certificate's inputs, what the model gives for them, and the imported program."""
+    """Results that the run which writes a certificate has at hand: the names of the checks that it has made itself, by
+    the same functions, the certificate's inputs, what the model gives for them, and the imported program."""
 
     done: frozenset[str]
     batches: Sequence[Batch]
@@ -146,8 +146,8 @@ def input_batches(kept: Sequence[Mapping[str, Any]], absent: str, made: RunCheck
 
 
 def check_certificates(programs: Iterable[Program], model: Operator, made: RunChecks) -> None:
-    """What `opmatrix verify` checks of programs, before they are called verified. Raises VerificationError, which names
-    the check that fails."""
+    """Check all of programs that `opmatrix verify` checks, before they are called verified. Raises VerificationError,
+    which names the check that fails."""
     for program in programs:
         for check in checks(program, model, made=made):
             if check.verdict == FAILS:
@@ -281,8 +281,8 @@ def errors(program: Program, model: Operator | None, sentences: Batch, kept: Map
 
 
 def holds_near(found: Mapping[str, float], then: Mapping[str, object], spare: float, exact: bool) -> bool:
-    """Whether an error at another length is about what it was: along the routes of the program, and as both run, but
-    for rows of an exact program that rounding sends elsewhere, which another machine may round otherwise."""
+    """Tell whether an error at another length is about what it was: along the routes of the program, and as both run,
+    but for rows of an exact program that rounding sends elsewhere, which another machine may round otherwise."""
     elsewhere = exact and found["relative"] != found["along"]
     pairs = [(found["along"], then.get("along", then["relative"]))]         # 0.20.0 and before said one of the two
     if not elsewhere: pairs.append((found["relative"], then["relative"]))

@@ -70,8 +70,8 @@ def list_directions(law: Law) -> list[Direction]:
 
 
 def is_lone(side: Operator) -> bool:
-    """Whether a side is a variable alone, which matches what its own law makes, too: such a side is matched in what a
-    graph begins with, so that the law comes to an end."""
+    """Tell whether a side is a variable alone, which matches what its own law makes, too: such a side is matched in
+    what a graph begins with, so that the law comes to an end."""
     return side.kind.name == "symbol"
 
 

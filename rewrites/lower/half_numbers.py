@@ -27,20 +27,20 @@ def sample_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def exactly_half(numbers: np.ndarray) -> bool:
-    """Whether each number is one of float16."""
+    """Tell whether each number is one of float16."""
     with np.errstate(over="ignore"):
         return bool((numbers.astype(np.float16) == numbers).all())
 
 
 def has_half(term: Operator) -> bool:
-    """Whether each number of a matrix is one of float16."""
+    """Tell whether each number of a matrix is one of float16."""
     moved = find_moved(term)
     if moved and all(map(is_half, moved)): return True
     return bool(moved or more_bits(term) < HALF_BITS) and all(exactly_half(rows) for rows in piece_rows(term))
 
 
 def is_half(data: Data) -> bool:
-    """Whether an array has half numbers, looked up once, turned or not."""
+    """Tell whether an array has half numbers, looked up once, turned or not."""
     base = data.base or data
     if base not in HAS_HALF: HAS_HALF[base] = exactly_half(base.array)
     return HAS_HALF[base]
@@ -56,7 +56,7 @@ def find_moved(term: Operator) -> list[Data]:
 
 
 def moves(term: Operator) -> bool:
-    """Whether a matrix of no weights has a single one in each row and each column at most, and zeros."""
+    """Tell whether a matrix of no weights has a single one in each row and each column at most, and zeros."""
     if term.splits: return True
     if not isinstance(term.into.cols, int) or any(isinstance(each, Data) for node in term.walk()
                                                   for each in node.attributes): return False

@@ -236,5 +236,5 @@ def leaf(data: Data) -> Data:
 
 
 def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether one is at least as good as another in time and bytes, and better in one of them."""
+    """Tell whether one is at least as good as another in time and bytes, and better in one of them."""
     return one != other and one[0] <= other[0] and one[1] <= other[1]

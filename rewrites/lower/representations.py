@@ -61,7 +61,7 @@ def content(template: Template) -> tuple[str, ...]:
 
 
 def tells(value: object) -> bool:
-    """Whether it is an array whose numbers, or blocks of a file, may let more formats hold it."""
+    """Tell whether it is an array whose numbers, or blocks of a file, may let more formats hold it."""
     return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).blocks is not None)
 
 

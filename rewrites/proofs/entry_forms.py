@@ -58,13 +58,13 @@ def size_in_all(pieces: Iterable[LiveSize]) -> LiveSize:
 
 
 def ends(pieces: Sequence[LiveSize]) -> list[LiveSize]:
-    """Where each piece ends."""
+    """Last entry of each piece, plus one."""
     return [size_in_all(pieces[:k + 1]) for k in range(len(pieces))]
 
 
 @dataclass
 class Forms:
-    """What is known while two operators are compared: polynomials, functions of them, cuts of axes; and what goes
+    """State of a comparison of two operators: polynomials, functions of them, cuts of axes, and the values that go
     through the symbols of operators."""
     through: Callable[[EntryValue, Operator], EntryValue]
     ring: Ring = field(default_factory=Ring)
@@ -140,7 +140,7 @@ class EntryValue:
     # ---- what terms are read by
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> EntryValue:
-        """So many rows and columns, of what is the same in all of them."""
+        """Repeat a value that is the same in all rows and columns so many times."""
         wide = self.cols if cols == self.size[1] else self.forms.pieces(cols)
         tall = self.rows if rows == self.size[0] else self.forms.pieces(rows)
         same = self.at

@@ -20,7 +20,7 @@ from rewrites.proofs.polynomials import COLUMN_INDEX, NO_TERMS, ROW_INDEX, GaveU
 # ---- operators of which only properties are known
 
 def through(x: EntryValue, term: Operator) -> EntryValue:
-    """What a symbol gives at a value, by its declared properties."""
+    """Read a symbol at a value, by its declared properties."""
     forms, out, into = x.forms, term.out, term.into
     heads = x.heads if out.heads is H else out.heads
     if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
@@ -51,7 +51,7 @@ def additive_parts(x: EntryValue) -> list[tuple[Fraction, EntryValue]]:
 
 
 def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: AxisPieces) -> EntryValue:
-    """What an operator gives of which nothing else is known: a function of one row, or of the whole value."""
+    """Read an operator without known properties: as a function of one row, or of the whole value."""
     by_row = term.row_wise and rows == x.rows
     if by_row and not term.uniform: x.tokens()
     def entry(h: int, i: int, j: int) -> Polynomial:
@@ -72,8 +72,8 @@ MOST_CUTS, MOST_COLUMNS = 12, 8                             # times that axes ar
 
 @dataclass(frozen=True)
 class EntryProof:
-    """Whether entries of two operators have one form; the laws of functions that were used, and how many products and
-    sums of stored numbers were evaluated, within rounding; why there is no form, where there is none."""
+    """Answer to whether entries of two operators have one form; the laws of functions that were used, and how many
+    products and sums of stored numbers were evaluated, within rounding; why there is no form, where there is none."""
     proved: bool
     laws: tuple[str, ...] = ()
     evaluated: int = 0
@@ -81,7 +81,7 @@ class EntryProof:
 
     @property
     def said(self) -> str:
-        """What came of it, in words."""
+        """The outcome, in words."""
         if not self.proved: return self.reason or "their forms differ"
         laws = f"by {', '.join(self.laws)}" if self.laws else ""
         numbers = f"{self.evaluated} products and sums of stored numbers were evaluated, and are equal but for rounding"
@@ -89,8 +89,8 @@ class EntryProof:
 
 
 def compare_entries(left: Operator, right: Operator) -> EntryProof:
-    """Whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where few
-    columns are a number, each by itself."""
+    """Tell whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where
+    few columns are a number, each by itself."""
     found = compare_in_pieces(left, right, {})
     few = {size for side in (left, right) for node in side.walk() for shape in (node.into, node.out)
            for size in shape[1:] if isinstance(size, int) and 1 < size}
@@ -129,7 +129,7 @@ def cut_more(cuts: AxisCuts, cut: CutNeeded, sizes: Iterable[LiveSize]) -> AxisC
 
 
 def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[EntryValue, EntryValue]:
-    """What both give at one value, in the same pieces and heads."""
+    """Read both operators at one value, in the same pieces and heads."""
     sides = left, right
     columns = next((side.into.cols for side in sides if side.into.cols is not N), size("columns of x"))
     heads = next((side.into.heads for side in sides if side.into.heads is not H), 1)

@@ -242,13 +242,13 @@ def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prov
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
-    """Whether two operators are equal: proved where laws lead from one to the other before a graph has more nodes than
-    the budget, or where all their entries have one form; refuted where numbers differ, else not found. Without `laws`
-    these are tried: the laws of values (`rewrites.proofs.laws.values.VALUE_LAWS`), entries as polynomials, the laws of
-    the search (`opmatrix.laws`), numbers, and those laws of values with laws of numbers that cancel. Of `laws` that are
-    given all are tried, then those of them that the package has together, and all without leaving out what one of them
-    makes needless, so that more laws lose no proof. Both sides are read at one value of which nothing is known. Raises
-    TypeError for what is no operator."""
+    """Tell whether two operators are equal: proved where laws lead from one to the other before a graph has more nodes
+    than the budget, or where all their entries have one form; refuted where numbers differ, else not found. Without
+    `laws` these are tried: the laws of values (`rewrites.proofs.laws.values.VALUE_LAWS`), entries as polynomials, the
+    laws of the search (`opmatrix.laws`), numbers, and those laws of values with laws of numbers that cancel. Of `laws`
+    that are given all are tried, then those of them that the package has together, and all without leaving out what one
+    of them makes needless, so that more laws lose no proof. Both sides are read at one value of which nothing is known.
+    Raises TypeError for what is no operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
@@ -276,14 +276,14 @@ class TriedEquation:
         return self.finished(replace(proof, next=self.advise(proof, laws)))
 
     def nothing(self) -> Proof:
-        """What the first laws came to, which is no proof."""
+        """Outcome of the first laws tried, which is no proof."""
         return Proof(False, {}, 0, UNREAD, 0.0) if self.first is None else self.first
 
     def finished(self, proof: Proof) -> Proof:
         return replace(proof, tried=tuple(self.tried), seconds=time.perf_counter() - self.start)
 
     def ways(self) -> list[Callable[[], Proof | None]]:
-        """What is tried without laws that are given, in turn."""
+        """Ways to try in turn, where no laws are given."""
         if self.left is self.right or are_numbers(self.left, self.right):
             return [lambda: self.by("the laws of values", values.VALUE_LAWS), self.by_entries,
                     lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers,
@@ -293,7 +293,7 @@ class TriedEquation:
         return [lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers]
 
     def ways_of(self, laws: tuple[Law, ...]) -> list[Callable[[], Proof | None]]:
-        """What is tried with laws that are given."""
+        """Ways to try with laws that are given."""
         parts = [(name, known) for name, known in LAW_SETS if {*known} < {*laws}]
         own = tuple(law for law in laws if not any(law in known for _, known in parts))
         parts += [("the laws that are given beside those", own)] if parts and own else []
@@ -326,7 +326,7 @@ class TriedEquation:
         return None if at is None else self.finished(replace(self.nothing(), at=at))
 
     def advise(self, proof: Proof, laws: tuple[Law, ...] | None) -> str:
-        """What to try next where nothing was found."""
+        """Advice for an equation that was neither proved nor refuted."""
         if proof.cut and proof.cut != UNREAD: return f"a larger budget than {self.budget} nodes"
         if any(node.kind is KINDS["symbol"] for side in (self.left, self.right) for node in side.walk()):
             return ("declare properties of the symbols that make it true, or state a step as a law, "

@@ -65,7 +65,7 @@ class Functions:
 
     def of_lines(self, content: tuple[object, ...], line: Sequence[Polynomial], places: Sequence[int],
                  commutes: bool = False, more: IndexTuple = ()) -> Polynomial:
-        """What depends on several polynomials over some indices, in any order where it commutes."""
+        """Make an atom of several polynomials over some indices, in any order where it commutes."""
         best: tuple[Any, IndexTuple, list[Polynomial]] | None = None
         keys = set[Any]()
         for order in permutations(places):
@@ -84,7 +84,7 @@ class Functions:
     def is_of(self, factor: AtomAt, f: object) -> bool: return factor[0].content[:2] == ("of", f)
 
     def argument(self, factor: AtomAt) -> Polynomial:
-        """What an atom is a function of, at its indices, which are free."""
+        """The argument of the function that an atom is, at its indices, which are free."""
         head, at = factor
         return self.ring.moved(self.inner[head], dict(enumerate(at)))
 
@@ -159,7 +159,7 @@ class Functions:
         return None
 
     def is_positive(self, p: Polynomial) -> bool:
-        """Whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
+        """Tell whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
         for each, number in p.terms.items():
             factor = self.single(Polynomial({each: Fraction(1)}))
             if number < 0 or factor is None or not self.is_of(factor, relu): continue
@@ -181,12 +181,12 @@ class Functions:
         return content[0] == "of" and (relu, content[1]) in self.laws.behind
 
     def is_above_zero(self, factor: AtomAt) -> bool:
-        """Whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
+        """Tell whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
         if self.is_of_power(factor): return True
         return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
 
     def is_sum_of_powers(self, p: Polynomial) -> bool:
-        """Whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
+        """Tell whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
         def seen(factor: AtomAt) -> bool:
             content = factor[0].content
             return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
@@ -195,7 +195,7 @@ class Functions:
                    for each, number in p.terms.items())
 
     def is_of_power(self, factor: AtomAt) -> bool:
-        """Whether an atom is e to some power."""
+        """Tell whether an atom is e to some power."""
         return self.is_of(factor, exp) or factor[0].content[:1] == ("power",)
 
     def shares(self, each: Monomial) -> Polynomial | None:
@@ -255,7 +255,7 @@ class Functions:
         return self.atom(exp, Polynomial({each: number}))
 
     def exponents(self, each: Monomial) -> Exponents:
-        """What e is raised to in a product."""
+        """Exponents of e in a product."""
         found: Exponents = {}
         for factor in each.factors:
             if not self.is_of(factor, exp): continue
@@ -286,11 +286,11 @@ class Functions:
                                for (inner, at), number in found.items()))
 
     def is_power(self, each: Monomial) -> bool:
-        """Whether a product is of powers of e alone, with no sum."""
+        """Tell whether a product is of powers of e alone, with no sum."""
         return not each.bound and all(self.is_of(factor, exp) for factor in each.factors)
 
     def shared_powers(self, p: Polynomial) -> Polynomial:
-        """What e is raised to in every term of a polynomial, at least, where no index is bound."""
+        """Least exponents of e shared by all terms of a polynomial, where no index is bound."""
         every = [{key: number for key, number in self.exponents(each).items() if all(i >= 0 for i in key[1])}
                  for each in p.terms]
         keys = dict.fromkeys(key for each in every for key in each)
@@ -358,7 +358,7 @@ class Functions:
     # ---- products of functions
 
     def less_powers(self, each: Monomial) -> Polynomial | None:
-        """What laws of products of functions make of a product."""
+        """Apply laws of products of functions to a product."""
         for law in self.laws.products:
             (left,), _ = law.sides()
             f, g = (part.args[1] for part in left.args)

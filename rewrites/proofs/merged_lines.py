@@ -40,7 +40,7 @@ class MergedLine:
         return [self.functions.ring.multiply(a, b) for a, b in zip(self.left, self.right, strict=True)]
 
     def seen_of(self, line: Sequence[Polynomial]) -> list[Polynomial]:
-        """What is seen of a line, zeros elsewhere."""
+        """The entries of a line that are seen, zeros elsewhere."""
         return [*line] if self.seen is None else [self.functions.ring.multiply(self.seen, p) for p in line]
 
     def summed(self, line: Sequence[Polynomial]) -> Polynomial:
@@ -83,7 +83,7 @@ class MergedLine:
                 for j, size in enumerate(self.sizes)]
 
     def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: IndexTuple = ()) -> Polynomial:
-        """What depends on the whole line, and on what is seen of it."""
+        """Make an atom of the whole line, and of the pattern by which it is seen."""
         whole = [*line, *(() if self.seen is None else (self.seen,))]
         return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, outer(whole), more=more)
 
@@ -121,7 +121,7 @@ class MergedLine:
         return ring.add(squares, ring.multiply(mean, mean).scaled(Fraction(-1)))
 
     def opaque(self, monoid: type[Monoid]) -> Polynomial:
-        """What a monoid makes of pairs of which nothing more is known."""
+        """Merge pairs by a monoid without known forms."""
         if monoid.width != 1: raise GaveUp(f"a product over {monoid.__name__}, of several columns")
         return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
 

@@ -48,7 +48,7 @@ class OrderedForms(Functions):
         return self.ring.add(outside, found.scaled(scale))
 
     def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
-        """What is the largest of others, with something added, as these."""
+        """List the operands of a maximum, each with the number added to it."""
         if INNER in p.free: return [(size, p)]
         for each, number in p.terms.items():
             factor = self.single(Polynomial({each: Fraction(1)}))
@@ -79,7 +79,7 @@ class OrderedForms(Functions):
         return Polynomial({without_factors(each, factors): number for each, number in p.terms.items()})
 
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
-        """What a row is before a function that keeps its order, and before it is multiplied by a positive number."""
+        """The row before a function that keeps its order, and before a positive factor."""
         if all(len(p.terms) == 1 and p.leading > 0 for p in line):
             (first, _), = line[0].terms.items()
             shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]

@@ -33,7 +33,7 @@ class GaveUp(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What an atom is, wherever it stands: there is one for equal content, numbered as they come. `numbers` is its
+    """Identity of an atom, wherever it stands: there is one for equal content, numbered as they come. `numbers` is its
     array where it is one of known numbers, `sizes` what these were summed of, without signs; `content` what else it is.
     If it is `symmetric`, its indices may be exchanged."""
     number: int
@@ -44,7 +44,7 @@ class Head:
 
     @property
     def rank(self) -> int:
-        """What atoms are ordered by, so that arrays are alike."""
+        """Key by which atoms are ordered, so that arrays are alike."""
         return -1 if self.numbers is not None else self.number
 
 
@@ -56,7 +56,7 @@ class Monomial:
 
     @cached_property
     def key(self) -> tuple[Hashable, ...]:
-        """What it is ordered by."""
+        """Key by which it is ordered."""
         return tuple((head.rank, at) for head, at in self.factors), tuple(map(str, self.bound))
 
     @cached_property
@@ -334,7 +334,7 @@ def refined(factors: list[AtomAt], used: list[int], colours: dict[int, Any]) -> 
 
 
 def are_equal(a: Polynomial, b: Polynomial) -> bool:
-    """Whether two have the same monomials, with numbers that differ by rounding at most."""
+    """Tell whether two have the same monomials, with numbers that differ by rounding at most."""
     if a.terms.keys() != b.terms.keys(): return False
     return all(abs(u - b.terms[each]) <= Fraction(1, 2 ** ROUNDED_BITS) * max(abs(u), abs(b.terms[each]))
                for each, u in a.terms.items())
@@ -359,7 +359,7 @@ def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]
 
 
 def order_of(p: Polynomial) -> Any:
-    """What polynomials are ordered by."""
+    """Key by which polynomials are ordered."""
     return tuple((each.key, head_numbers(each), rounded(number)) for each, number in p.ordered)
 
 

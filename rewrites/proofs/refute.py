@@ -189,7 +189,7 @@ class Trial:
         return any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False))
 
     def seems_different(self) -> bool:
-        """Whether float64 tells them apart, or gives one of them no value."""
+        """Tell whether float64 tells them apart, or gives one of them no value."""
         if self.shapes_differ: return True
         a, b = np.broadcast_arrays(*self.values)
         far = (abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))) & np.isfinite(a) & np.isfinite(b)

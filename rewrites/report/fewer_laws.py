@@ -38,7 +38,7 @@ class Misled(NamedTuple):
 
 
 def is_priced_here(machine: TimeModel) -> bool:
-    """Whether prices were measured on the machine that programs are timed on: rounds say nothing of another one."""
+    """Tell whether prices were measured on the machine that programs are timed on, the one that rounds speak of."""
     return getattr(machine, "identity", None) == identity()
 
 

@@ -188,7 +188,7 @@ class Miniature:
         return rows
 
     def meant(self, text: NDArray[np.int64], at: NDArray[np.int64], number: str) -> Meant:
-        """What attention gives for these rows of a text, keys and values as a cache of this number type holds them: in
+        """Attention of these rows of a text, keys and values as a cache of this number type holds them: in
         float64 as over the whole text, and how far a kernel may be from that."""
         rows = text[:int(at.max()) + 1]
         batch = Batch([rows])

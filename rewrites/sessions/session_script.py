@@ -94,7 +94,7 @@ class SessionScript:
             del self.along[each], self.rows[each]
 
     def step(self, counts: dict[HeldSequence, int]) -> None:
-        """So many rows more of each sequence, as far as its text goes; what they are is noted."""
+        """Append `counts` rows to each sequence, as far as its text goes, and note them."""
         counts = {each: min(count, self.miniature.length - self.rows[each]) for each, count in counts.items()}
         counts = {each: count for each, count in counts.items() if count > 0}
         if not counts: return
@@ -135,7 +135,7 @@ class SessionScript:
     # ---- what is called in turn
 
     def run(self) -> None:
-        """Where a lost key shows, every page and border; where other numbers do, sequences that part."""
+        """Run the script: at every page and border, where a lost key shows, and with sequences that part."""
         if self.miniature.shares == EVEN_SHARES:
             self.scan(self.watched())
             self.grow()

@@ -1,4 +1,4 @@
-"""What sessions compute against the whole text: attention on the texts of a script in float64 and at every number of
+"""Verification of sessions against the whole text: attention on the texts of a script in float64 and at every number of
 threads to the bit; caches to the bit; and the steps of a program over caches in float64 against those over whole
 sentences."""
 from collections.abc import Hashable, Iterable, Sequence
@@ -46,7 +46,7 @@ class Sessions:
         return cls(max((n for each in lengths for n in each), default=UNLISTED_LENGTH))
 
     def described(self) -> dict[str, object]:
-        """What a certificate says of them."""
+        """The record that a certificate keeps of them."""
         return asdict(self) | {"kinds": len(self.kinds)}
 
 
@@ -130,7 +130,7 @@ def positions_of(observed: Sequence[GivenRows], watched: NDArray[np.int64]) -> t
 
 
 def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
-    """What a cache holds of a sequence, to the bit. Raises VerificationError."""
+    """Compare the rows that a cache holds of a sequence, to the bit. Raises VerificationError."""
     names = [port.name for port in script.program.inputs]
     for name, port in zip("kv", names, strict=True):
         if port != kept.cache: continue

@@ -64,7 +64,7 @@ class Change(NamedTuple):
     def surely(self) -> float: return self.surely_of(len(self.off))
 
     def surely_of(self, sentences: int) -> float:
-        """What the change of so many sentences drawn again from these stays below, but for one time in a thousand
+        """Bound that the change of so many sentences drawn again from these exceeds one time in a thousand
         (bootstrap: Efron 1979). Where sentences of zeros alone are drawn, one of mean size stands for them."""
         again = np.random.default_rng(0).integers(0, len(self.off), (DRAWS, sentences))
         size = np.maximum(self.size[again].sum(1), self.size.mean())
@@ -74,6 +74,6 @@ class Change(NamedTuple):
     def likely(self) -> float: return self.likely_of(len(self.off))
 
     def likely_of(self, sentences: int) -> float:
-        """What so many other sentences together stay below, but for one time in a thousand. The bootstrap says how such
+        """Bound that so many other sentences together exceed one time in a thousand. The bootstrap says how such
         an error varies; two samples vary alike, so their difference varies by √2 as much."""
         return self.relative + 2 ** 0.5 * max(0.0, self.surely_of(sentences) - self.relative)

@@ -70,7 +70,7 @@ def find_longest(programs: Sequence[Program], timed: int, positions: int | None)
 
 
 def fits(programs: Iterable[Program], lengths: Sequence[int]) -> bool:
-    """Whether programs need no more memory than is allowed on sentences of these lengths."""
+    """Tell whether programs need no more memory than is allowed on sentences of these lengths."""
     batch = Batch([np.zeros(length, int) for length in lengths])
     return all(program.peak_bytes(batch) <= MEMORY for program in programs)
 
@@ -284,7 +284,7 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
 
 def errors_at(programs: Sequence[tuple[Program, bool]], model: Operator, batches: Sequence[Batch],
               wanted: Outputs) -> list[list[Near]]:
-    """How far each program is from the model, batch by batch, which gives what is wanted; with whether it is exact:
+    """Compare each program with the model's outputs `wanted`, batch by batch; with whether it is exact:
     `relative` as both run, and `along` the routes that the program took."""
     def near(program: Program, exact: bool, batch: Batch, rows: NDArray[np.floating]) -> Near:
         beside = run_beside(program, model, [batch], [rows], exact=exact)

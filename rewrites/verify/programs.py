@@ -42,14 +42,14 @@ Outputs = Sequence[NDArray[np.floating]]
 
 
 class KernelVerified(TypedDict):
-    """How much of its bound a kernel takes at most, and how large that is beside what it gives, at most, both in the
+    """Largest share of its bound that a kernel's error takes, and of its output that the bound is, both in the
     Frobenius norm."""
     nearest: float
     allowed: float
 
 
 class StepsVerified(TypedDict):
-    """How many steps there are, which comes nearest to its bound, on any operands, and how near; and each kernel."""
+    """Number of steps, the one that comes nearest to its bound on any operands, and how near; and each kernel."""
     count: int
     nearest: float
     step: str
@@ -228,8 +228,8 @@ def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable]
 
 def look_at_step(shown: str, call: Call, arguments: Mapping[str, object], given: NDArray[np.floating], batch: Batch,
                  told: set[Hashable]) -> KernelVerified:
-    """How much of its bound a step takes, and how loose that is: on the operands of a run, and, once a kind, on telling
-    ones. Raises VerificationError where it is not within its bound."""
+    """Measure the share of its bound that a step's error takes, and how loose the bound is: on the operands of a run,
+    and, once a kind, on telling ones. Raises VerificationError where it is not within its bound."""
     meant = Meant.of(call, arguments, batch, None)
     share = meant.compared(shown, given, batch.rows)
     if (kind := step_kind(call)) not in told and number_of(call.shape) is np.float32 and not call.kernel.view:
@@ -355,7 +355,7 @@ class Meant(NamedTuple):
         return cls(numbers, np.broadcast_to(allowed, numbers.shape), rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
-        """How much of its bound what was found takes, of a step on so many rows; an infinite bound allows any number,
+        """Share of its bound that the error of a step on so many rows takes; an infinite bound allows any number,
         and none. Raises VerificationError."""
         own = found if self.rows is None else found[self.rows]
         off = abs(settled(own, self.numbers)[0])
@@ -370,7 +370,7 @@ class Meant(NamedTuple):
 
     @property
     def looseness(self) -> float:
-        """How large the bound is beside the numbers, both in the Frobenius norm, where both are finite."""
+        """The bound over the numbers, both in the Frobenius norm, where both are finite."""
         finite = np.isfinite(self.numbers) & np.isfinite(self.allowed)
         return float(ratio(np.linalg.norm(self.allowed[finite]), np.linalg.norm(self.numbers[finite])))
 

@@ -171,7 +171,7 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
 # ---- the rows that other texts would send elsewhere
 
 class ScoreMove(NamedTuple):
-    """How far a program moves the scores of a router: the deviation of normal numbers as large on average, and by how
+    """Movement of a router's scores by a program: the deviation of normal numbers as large on average, and by how
     many times as much they may move and rows that go elsewhere still be near a tie."""
     size: float
     times: float
@@ -210,7 +210,7 @@ def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batc
 
 
 def middle_margin(route: Route) -> float:
-    """How much higher the least score that is taken lies than the highest that is left, in the middle row."""
+    """Distance of the least score that is taken from the highest that is left, in the middle row."""
     least = np.where(route.taken, route.by, np.inf).min(-1)
     margins = least - np.where(route.taken, -np.inf, route.by).max(-1)
     return float(np.nan_to_num(np.median(abs(margins)), nan=0.0, posinf=0.0))
@@ -225,7 +225,7 @@ def mean_move(moves: NDArray[Any]) -> float:
 
 def redrawn(program: Program, moves: Sequence[ScoreMove], batch: Batch, wanted: Floating, starts: NDArray[np.integer],
             draws: int) -> Change:
-    """How far a program is from what is wanted of the sentences of a batch, `draws` times over, with other rows sent
+    """Compare a program with the outputs wanted of the sentences of a batch, `draws` times over, with other rows sent
     elsewhere each time."""
     changes = []
     for draw in range(draws):

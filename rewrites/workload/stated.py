@@ -58,15 +58,15 @@ class Stated:
 
 @dataclass(frozen=True)
 class RoutedChange:
-    """What rows that go elsewhere add to errors of sentences: the change `along` the routes of the program, without
-    them, and with other rows sent elsewhere, `redrawn`, the same sentences several times over. A row that goes
+    """Share of sentences' errors that comes of rows which go elsewhere: the change `along` the routes of the program,
+    without them, and with other rows sent elsewhere, `redrawn`, the same sentences several times over. A row that goes
     elsewhere is rare and far off, so no tail of a few sentences says what it does to others."""
     along: Change
     redrawn: Change
 
     def worst(self, change: Change) -> float | None:
-        """What at most `ABOVE` of other sentences exceed: of the part that is smooth as its tail says, and no less than
-        was seen, nor than any of the sentences redrawn."""
+        """The error that at most `ABOVE` of other sentences exceed: of the smooth part as its tail says, and no less
+        than was seen, nor than any of the sentences redrawn."""
         smooth = worst(self.along.each)
         return None if smooth is None else max(smooth, float(change.each.max()), float(self.redrawn.each.max()))
 

@@ -78,7 +78,7 @@ def test_bound_indices_have_one_order():
 
 
 def test_numbers_are_exact_where_they_cancel():
-    """What is next to 1e15 is not lost, and what is summed over nothing is its size."""
+    """A number next to 1e15 is not lost, and a sum of one is the size."""
     ring = Ring()
     a = ring.atom(ring.head("a"), ())
     big = a.scaled(Fraction(10) ** 15)
@@ -125,7 +125,7 @@ def test_symbols_of_one_name_are_two():
 # ---- more laws lose no proof
 
 def test_laws_of_the_search_are_tried_by_themselves():
-    """What they know, prove knows with them, without them, and with others beside them."""
+    """prove knows what they know with them, without them, and with others beside them."""
     @law()
     def useless(x: value[n]): return x @ gelu @ tanh, x @ gelu @ tanh @ I
     W, V = symbol("W", 6, 4, linear=True), symbol("V", 4, 3, linear=True)
@@ -163,7 +163,7 @@ def test_what_has_no_value_is_refuted(one, other):
 
 
 def test_overflow_refutes_nothing():
-    """What float64 cannot hold is no difference."""
+    """Numbers that float64 cannot hold are no difference."""
     assert refute(exp * ((I * -1.0) @ exp), const(1.0) + I * 0.0) is None
     fourth = square @ square @ square
     assert refute(fourth @ square @ reciprocal, fourth @ reciprocal @ square) is None

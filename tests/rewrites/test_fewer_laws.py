@@ -1,4 +1,4 @@
-"""Which program is the exact one where rounds show that laws made a program slower: on seconds that are made up."""
+"""The exact program where rounds show that laws made a program slower: on seconds that are made up."""
 from dataclasses import dataclass, replace
 from statistics import median
 from types import SimpleNamespace

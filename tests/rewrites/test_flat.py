@@ -1,4 +1,4 @@
-"""What a model is written out to: tables behind matrices without numbers are looked up, rows of heads scale heads."""
+"""Models written out: tables behind matrices without numbers are looked up, rows of heads scale heads."""
 import numpy as np
 import pytest
 from checkpoints import CONFIG

@@ -28,7 +28,7 @@ def gpt2(number, seed=0):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How many problems are solved, and matrices made, in a search."""
+    """Count problems that are solved, and matrices that are made, in a search."""
     count = {"solve": 0, "matrix": 0}
 
     def counting(module, name):

@@ -1,4 +1,4 @@
-"""What a term that is interpreted takes: its products are priced, and the numbers that it makes are counted in peaks,
+"""Work of an interpreted term: its products are priced, and the numbers that it makes are counted in peaks,
 which bound what verification looks at."""
 import tracemalloc
 

@@ -46,7 +46,7 @@ def deep(rng):
 
 
 def two_relus(rng):
-    """What a law of one's own makes cheaper."""
+    """A sum of two relus, which a law of one's own makes cheaper."""
     return matrix(rng, VOCABULARY, WIDTH) @ matrix(rng, WIDTH, WIDTH) @ relu @ relu @ matrix(rng, WIDTH, 4)
 
 

@@ -70,7 +70,7 @@ class interpret(Arguments):
     def scratch(a) -> TermBuffer: return TermBuffer(count_term(a).numbers)
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """So many passes over all the numbers that its nodes make, T² ones too, and its products, in numbers twice as
+        """Passes over all the numbers that its nodes make, T² ones too, and its products, in numbers twice as
         wide as those of kernels."""
         work = count_term(a)
         def pass_over(numbers: Any) -> tuple[str, dict[str, float]]:
@@ -84,7 +84,7 @@ class interpret(Arguments):
 
 
 def count_term(a: Arguments) -> "TermWork":
-    """What reading its term makes."""
+    """Count the work of reading its term."""
     from opmatrix.regions.counted_numbers import count_work
     values, arrays = split_operands(a)
     shapes = tuple((getattr(each, "heads", 1), str(each.space), each.cols) for each in values)

@@ -80,8 +80,9 @@ class rotate(Arguments):
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Where all tokens are turned, every row of the tables (of very long ones the ends and drawn rows), and rows of
-        every kind at drawn positions; of the first or the last tokens, as of any rows that one batch has."""
+        """Draw operands: where all tokens are turned, every row of the tables (of very long ones the ends and drawn
+        rows), and rows of every kind at drawn positions; of the first or the last tokens, as of any rows that one batch
+        has."""
         row, limits, batch = a.x.shape[1:], {"positions": len(a.cos)}, a.batch.whole
         if a.rows != "all":
             for fill in telling_fills({"x": a.x.shape}, rng): yield {**fill}

@@ -46,7 +46,7 @@ def expm1_is(x: any_numbers[n]):
 
 @law(phase=SIMPLIFY, source=DEFINITION)
 def elu_is(x: any_numbers[n]):
-    """What is positive, and the power of what is not, less one."""
+    """The positive part, plus e to the negative part, less one."""
     return x @ SCALAR_FUNCTIONS["elu"], (x @ relu + (x + negated(x @ relu)) @ exp) + const(-1.0)
 
 
@@ -136,7 +136,7 @@ def reciprocal_twice(x: any_numbers[n]):
 
 @law(phase=SIMPLIFY, source=SIGN)
 def relu_of_relu(x: any_numbers[n]):
-    """What is not negative stays."""
+    """Numbers that are not negative stay."""
     return x @ relu @ relu, x @ relu
 
 
@@ -168,7 +168,7 @@ def relu_of_rsqrt(x: any_numbers[n]):
 
 @law(phase=SIMPLIFY, source="relu(u) is u or 0")
 def relu_squared(x: any_numbers[n]):
-    """Where relu is not zero it is the number."""
+    """relu, where it is not zero, is its number."""
     return (x @ relu) * (x @ relu), x * (x @ relu)
 
 
