@@ -25,7 +25,6 @@ def reached(start):
     return structure(model, batch=batch).program({})[0].run(batch)
 
 
-@pytest.mark.xfail(strict=True, raises=InputError, reason="inputs of programs may not be infinite yet")
 def test_an_input_may_be_the_identity_of_min_plus():
     assert np.array_equal(reached([0, np.inf, np.inf]), DISTANCES[:1])
 
