@@ -2,7 +2,8 @@
 error."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Unmerged = frozenset[str]                                   # the names of inputs whose numbers a value has as they are
 Infinite = frozenset[float]
 NONE = Unmerged()
+INFINITE_SHARE = 0.25                                       # of the numbers of an input that is tried
 
 
 def infinite_identity(monoid: type[Monoid], right: bool = False) -> Infinite:
@@ -70,6 +72,22 @@ def infinite_inputs(terms: Iterable[Operator]) -> dict[str, tuple[float, ...]]:
     merging = Merging()
     for term in terms: merging.read(term)
     return {name: tuple(sorted(each)) for name, each in merging.allowed.items() if each}
+
+
+def infinite_batches(program: Program, batches: Sequence[Batch]) -> Iterator[Batch]:
+    """The first batch with a share of the numbers infinite in each input that may hold such, and all of the first row;
+    none where no input may."""
+    ports = [port for port in program.inputs if port.infinite]
+    for batch in batches[:1] if ports else ():
+        made, rng = copy(batch), np.random.default_rng(0)
+        made.inputs, made.known = {**batch.inputs}, {}
+        for port in ports:
+            numbers = np.array(batch.input(port), np.float32)
+            endless = rng.random(numbers.shape) < INFINITE_SHARE
+            endless[:1] = True
+            numbers[endless] = rng.choice(np.float32(port.infinite))
+            made.inputs[port.name] = numbers
+        yield made
 
 
 def check_numbers(program: Program, batch: Batch, outputs: Sequence[NDArray[np.float32]]) -> None:
