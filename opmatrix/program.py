@@ -1,7 +1,7 @@
 """Programs: a schedule of kernel calls over planned buffers, which runs, prints, prices itself and is saved."""
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -20,6 +20,7 @@ from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
+from opmatrix.infinite import check_numbers
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
@@ -97,17 +98,13 @@ class Program(Reopened):
                  meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.steps = tuple(steps)
-        self.constants = MappingProxyType({name: self.held(name, each) for name, each in constants.items()})
+        self.constants = MappingProxyType({name: held(name, each) for name, each in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
-        self.inputs, self.state = tuple(inputs), MappingProxyType(dict(state))
+        self.inputs = tuple(replace(port, infinite=port.infinite or ()) for port in inputs)
+        self.state = MappingProxyType(dict(state))
         self.meta = MappingProxyType(copied(meta or {}))
         self.schedule = Schedule(self.steps, self.constants, self.outputs, self.inputs, self.state)
-
-    @staticmethod
-    def held(name: str, constant: Constant) -> Constant:
-        """A constant as kernels read it."""
-        return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
 
     @property
     def output(self) -> str:
@@ -140,6 +137,7 @@ class Program(Reopened):
     def run_outputs(self, batch: Given) -> list[Floats]:
         """The outputs of a run, in turn."""
         found = self.schedule.run(given := batched(batch))
+        check_numbers(self, given, found)
         mention_length(self, given)
         return found
 
@@ -379,6 +377,11 @@ class Program(Reopened):
     def _repr_html_(self) -> str: return str(body("display.shown.program_html")(self))
 
 
+def held(name: str, constant: Constant) -> Constant:
+    """A constant as kernels read it."""
+    return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
+
+
 def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
@@ -386,8 +389,7 @@ def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     return kept | texts
 
 
-def batched(batch: Given) -> Batch:
-    return batch if isinstance(batch, Batch) else Batch(batch)
+def batched(batch: Given) -> Batch: return batch if isinstance(batch, Batch) else Batch(batch)
 
 
 def kind(constant: Constant | None) -> str:

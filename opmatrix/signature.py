@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ __all__ = ["Port", "Signature"]
 
 FLOAT, INTEGER, HALF = "float32", "int64", "bf16"           # of values; of fields of a batch; caches may be narrower
 NUMBERS = FLOAT, INTEGER
+INFINITIES = -inf, inf
+NAMED_INFINITIES = [["-inf"]], [["inf"]], [["-inf", "inf"]]  # of a port, as JSON
 CACHED = "C"                                                # the space of rows of caches
 HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}     # of caches: bf16 as its bits
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
@@ -31,26 +34,37 @@ WIDEST = 1 << 20                                            # numbers in a row o
 
 @dataclass(frozen=True)
 class Port:
-    """A value that crosses the border: rows of a space, each of so many heads of so many columns, in a number type."""
+    """A value that crosses the border: rows of a space, each of so many heads of so many columns, in a number type.
+    `infinite`: the infinite numbers that an input of a program may hold; None in a term, which may be given any."""
     name: str
     space: str
     columns: int
     heads: int = 1
     number: str = FLOAT
+    infinite: tuple[float, ...] | None = None
 
-    def __str__(self) -> str: return f"{self.name}: {self.size} {self.number}"
+    def __str__(self) -> str:
+        more = "".join(f" or {each:g}" for each in self.infinite or ())
+        return f"{self.name}: {self.size} {self.number}{more}"
 
     @property
     def size(self) -> str:
         return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
 
-    def described(self) -> list[str | int]: return [self.space, self.columns, self.heads, self.number]
+    def described(self) -> list[Any]:
+        """As JSON."""
+        more = [[f"{each:g}" for each in self.infinite]] if self.infinite else []
+        return [self.space, self.columns, self.heads, self.number, *more]
 
     @classmethod
     def read(cls, name: object, said: object, numbers: Iterable[str] = NUMBERS) -> Port:
-        """The port of a name and [space, columns, heads, number type]. Raises ValueError for anything else."""
+        """The port of a name and [space, columns, heads, number type], and the infinite numbers that it may hold.
+        Raises ValueError for anything else."""
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{name!r:.60} is no name of up to 40 letters, digits and _")
+        infinite: tuple[float, ...] | None = None
+        if isinstance(said, list) and said[4:] in NAMED_INFINITIES:
+            said, infinite = said[:4], tuple(map(float, said[4]))
         match said:
             case [str(space), int(columns), int(heads), str(number)] if (
                     NAME.fullmatch(space) and {type(columns), type(heads)} == {int}):
@@ -59,17 +73,18 @@ class Port:
                     raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(sorted(allowed))}")
                 if min(columns, heads) < 1 or columns * heads > WIDEST:
                     raise ValueError(f"{name}: {heads} heads of {columns} columns: a row has 1 to {WIDEST:,} numbers")
-                return cls(name, space, columns, heads, number)
+                return cls(name, space, columns, heads, number, infinite)
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
     def matrix(self, given: object, where: str) -> GivenMatrix:
         """The numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, and
-        InputError for what is no finite number of float32."""
+        InputError for NaN, for what is beyond float32, and for an infinite number that it may not hold."""
         found = np.asarray(given)
         wanted = (self.columns,) if self.heads == 1 else (self.heads, self.columns)
         if found.dtype.kind not in "fiu" or found.ndim != 1 + len(wanted) or found.shape[1:] != wanted:
             raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
-        if wrong := find_misfit(found): raise InputError(f"{where} {self}: the batch gives {wrong[1]} at {[*wrong[0]]}")
+        if wrong := find_misfit(found, INFINITIES if self.infinite is None else self.infinite):
+            raise InputError(f"{where} {self}: the batch gives {wrong[1]} at {[*wrong[0]]}")
         return found
 
 

@@ -5,53 +5,44 @@ What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, 
 from rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a
 counterexample in `without`."""
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product as cartesian
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sympy
 
-from formats.core.activation import ACTIVATIONS
 from formats.core.arrays import settled
-from opmatrix import body, patterns
-from opmatrix.algebra import monoids
+from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, by_distance
-from opmatrix.algebra.operators import I, const, given, ones, product, rotate, share, symbol, tanh, turn, weight
-from opmatrix.algebra.operators import heads as split
+from opmatrix.algebra.nodes import by_distance
+from opmatrix.algebra.operators import const, given, ones, product, rotate, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern
-from opmatrix.relations import GIVEN, HELD
-from opmatrix.relations import relation as made_relation
+from rewrites.guards import read_guard
+from rewrites.instances import CHOICES, INSTANCES, Ends, has_facts, make_instance, mix, split_heads
+from rewrites.instances import INPUT as INPUT
+from rewrites.instances import ROWS as ROWS
+from rewrites.instances import bent as bent
+from rewrites.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
 FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # of monoids and patterns, as guards
     "shift_invariant", "normalised", "right_linear", "reflexive")
+OF_MONOID = "_over"                                         # behind a flag of a monoid that is a property's name, too
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
 few = sympy.Symbol("few", integer=True, positive=True)      # how many numbers of a row are kept
+MOST_TRIALS = 300                                           # combinations of what variables may be
 SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}             # of a check; sizes are all different, none is 1
-ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
-
-
-class sharp(monoids.softmax):
-    """Softmax of twice the scores: a second monoid with its flags."""
-    closed = None                                           # type: ignore[assignment]
-    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)
 
 
 SortSize: TypeAlias = sympy.Expr | int | str                           # of sorts of attributes: flags
 SidesOf = Callable[..., tuple[Any, Any]]                  # of variables: an operator each, or several
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
-earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees nobody
-bent = I + tanh                                              # neither linear nor bounded
 
 
 @dataclass(frozen=True)
@@ -115,11 +106,9 @@ class Name:
     rows, cols = "R", "T"
 
     @property
-    def __name__(self) -> str:
-        return self.name
+    def __name__(self) -> str: return self.name
 
-    def __str__(self) -> str:
-        return self.name
+    def __str__(self) -> str: return self.name
 
 
 def is_variable(attribute: object) -> bool:
@@ -143,6 +132,10 @@ class Draw(NamedTuple):
 
     def weight(self, *shape: sympy.Expr | int) -> Operator: return weight(self.numbers(*shape))
 
+    def ends(self, *shape: sympy.Expr | int) -> Ends:
+        *heads, columns, out = map(sampled, shape)
+        return Ends(self.numbers, columns, out, *heads)
+
     def choice(self, rows: int, cols: int) -> Operator:
         return weight(Data(np.eye(rows)[:, self.rng.permutation(rows)[:cols]], self.variable))
 
@@ -150,10 +143,15 @@ class Draw(NamedTuple):
         return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
 
 
+Way: TypeAlias = Callable[[Draw, Sort], object]             # to draw an operator of a sort
+
+
 class Variable(NamedTuple):
-    """A sort of variable: its symbol in a rewrite, by its name, and an operator that it may be in a check."""
+    """A sort of variable: its symbol in a rewrite, by its name, and an operator that it may be in a check, as general
+    as the sort; the ends of special ones, which have more properties."""
     symbol: Callable[[str, Sort], object]
-    sample: Callable[[Draw, Sort], object] | None = None
+    sample: Way | None = None
+    special: Callable[[Draw, Sort], Ends] | None = None
 
 
 SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]        # before and behind an operator
@@ -175,13 +173,9 @@ def matrix_shapes(sort: Sort) -> SymbolShapes:
     return rows, Shape((stack or [1])[0], T, cols)
 
 
-def split_heads(row: Operator, heads: sympy.Expr | int) -> Operator:
-    return row if heads == 1 else row @ split(sampled(heads))
-def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
-
-
 VARIABLES = {
-    "value": Variable(typed_symbol(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent),
+    "value": Variable(typed_symbol(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent,
+                      lambda d, sort: d.ends(*sort.sizes[:-1], INPUT, sort.last)),
     "varying": Variable(typed_symbol(row_shapes),
                         lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent),
     "array": Variable(typed_symbol(lambda sort: (None, Shape(1, *sort.sizes))),
@@ -189,14 +183,15 @@ VARIABLES = {
     "scores": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, value)),
     "level": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
     "constant": Variable(typed_symbol(row_shapes, constant=True, uniform=True),
-                        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sort.heads)),
+                        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads))),
     "placed": Variable(typed_symbol(row_shapes, constant=True), lambda d, sort: split_heads(
-        given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sort.heads)),
+        given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sampled(sort.heads))),
     "column": Variable(typed_symbol(column_shapes), lambda d, sort: d.weight(INPUT, 1) @ bent),
     "scalar": Variable(typed_symbol(column_shapes, constant=True, uniform=True), lambda d, sort: const(d.numbers(1))),
-    "matrix": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes)),
+    "matrix": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes),
+                       lambda d, sort: d.ends(*sort.sizes)),
     "choice": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.choice(*map(sampled, sort.sizes))),
-    "operator": Variable(typed_symbol(matrix_shapes), lambda d, sort: d.weight(*sort.sizes) @ bent),
+    "operator": Variable(typed_symbol(matrix_shapes), None, lambda d, sort: d.ends(*sort.sizes)),
     "mixing": Variable(typed_symbol(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
     "rotation": Variable(typed_symbol(square_shapes, row_linear=True),
                         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
@@ -212,34 +207,25 @@ def stand_in(variable: str, sort: Sort) -> Any:
     return VARIABLES.get(sort.name, ATTRIBUTE).symbol(variable, sort)
 
 
-def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> object:
-    """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
-    if (sample := VARIABLES.get(sort.name, ATTRIBUTE).sample) is not None:
-        return sample(Draw(rng, variable), sort)
-    if able := choices(sort):
-        return able[rng.integers(len(able))]
-    raise TypeError(f"{variable}: no way to draw a {sort.name}")
+@cache
+def list_ways(sort: Sort) -> tuple[Way, ...]:
+    """The ways to draw what a variable of this sort may be: the general one, where it has the facts, else every special
+    one that has them."""
+    _, sample, special = VARIABLES.get(sort.name, ATTRIBUTE)
+    probe = Draw(np.random.default_rng(0), "_")
+    if sample is not None and has_facts(sample(probe, sort), sort.facts): return sample,
+    if special is None: return tuple(lambda d, sort, each=each: each for each in choices(sort))
+    return tuple(lambda d, sort, each=each: make_instance(each, special(d, sort)) for each in INSTANCES
+                 if has_facts(make_instance(each, special(probe, sort)), sort.facts))
 
 
-SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
-BEHIND = made_relation("behind", "T", "T")                  # from one entry in a row to all; then matrices, in a check
-RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1],
-           BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1))}
-SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
-ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
-CHOICES: dict[str, Sequence[object]] = dict(
-    entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere] + [share],
-    over=[each for each in ALL if each.width == 1 and not each.indexed],
-    where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
-           patterns.causal & patterns.sequence,
-           patterns.among(HELD), patterns.mask(SCATTERED),
-           patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
-    relation=[GIVEN["last"], GIVEN["first"], SWAPPED], any_relation=[BEHIND, SWAPPED, GIVEN["last"]])
-
-
-def ragged() -> Batch:
-    """The batch of a check, with the relations that a variable may be."""
-    return Batch([np.zeros(length, int) for length in ROWS], relations=RELATED)
+def drawn(rng: np.random.Generator, sort: Sort, variable: str, way: int | None = None) -> object:
+    """An operator that the variable may be in a check, drawn in that one of its ways, by default the first, or any
+    choice of an attribute: values depend on the input, operators need not be linear."""
+    ways = list_ways(sort)
+    if not ways: raise TypeError(f"{variable}: no way to draw a {sort.name}")
+    if way is None: way = int(rng.integers(len(ways))) if sort.name in CHOICES else 0
+    return ways[way](Draw(rng, variable), sort)
 
 
 def choices(sort: Sort) -> list[object]:
@@ -247,7 +233,7 @@ def choices(sort: Sort) -> list[object]:
     sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
     return [each for each in CHOICES.get(sort.name, ())
-            if all(getattr(each, str(flag)) for flag in (*flags, *sort.facts))]
+            if all(getattr(each, str(flag).removesuffix(OF_MONOID), False) for flag in (*flags, *sort.facts))]
 
 
 class FunctionDeclaration:
@@ -256,15 +242,12 @@ class FunctionDeclaration:
     body: Callable[..., object]
 
     @property
-    def name(self) -> str:
-        return self.body.__name__
+    def name(self) -> str: return self.body.__name__
 
     @property
-    def doc(self) -> str:
-        return inspect.getdoc(self.body) or ""
+    def doc(self) -> str: return inspect.getdoc(self.body) or ""
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__.lower()} {self.name}>"
+    def __repr__(self) -> str: return f"<{type(self).__name__.lower()} {self.name}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -311,15 +294,26 @@ class Law(FunctionDeclaration):
         """Left and right over symbols."""
         return self._over_symbols
 
+    @property
+    def sorts(self) -> dict[str, Sort]:
+        """The sorts of its variables, with the facts that conditions ask of one alone."""
+        asked = [guard for condition in self.when if (guard := read_guard(condition))]
+        return {name: replace(sort, facts=(*sort.facts, *(each.fact for each in asked if each.variables == (name,))))
+                for name, sort in self.variables.items()}
+
     def drawn(self, rng: np.random.Generator, **other: Sort) -> dict[str, Any]:
         """An operator for each variable; `other` widens some sorts."""
-        return {name: drawn(rng, other.get(name, sort), name) for name, sort in self.variables.items()}
+        return {name: drawn(rng, sort, name) for name, sort in (self.sorts | other).items()}
 
-    def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, object]]:
-        """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
-        able = {name: found for name, sort in self.variables.items()
-                if name not in without and (found := choices(sort))}
-        yield from (dict(zip(able, each, strict=True)) for each in cartesian(*able.values()))
+    def trials(self, rng: np.random.Generator, most: int = MOST_TRIALS, /,
+               **other: Sort) -> Iterator[dict[str, Any]]:
+        """Operators for its variables in every combination of the ways to draw each, at most so many of these."""
+        sorts = self.sorts | other
+        counts = [max(1, len(list_ways(sort))) for sort in sorts.values()]
+        total = prod(counts)
+        for number in range(total) if total <= most else rng.choice(total, most, replace=False):
+            at = np.unravel_index(number, counts) if counts else ()
+            yield {name: drawn(rng, sort, name, int(way)) for (name, sort), way in zip(sorts.items(), at, strict=True)}
 
     def difference(self, rng: np.random.Generator, **other: Sort) -> float:
         """The largest difference of both sides on a random ragged batch. Raises TypeError where they do not fit."""
@@ -334,10 +328,15 @@ class Law(FunctionDeclaration):
             return max(apart(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True))
 
     def holds(self, rng: np.random.Generator, tolerance: float = 1e-9, **other: Sort) -> bool:
-        """Whether both sides agree, with every choice of monoids, patterns and functions."""
-        try: return all(self.difference_of(rng, self.drawn(rng, **other) | each) <= tolerance
-                        for each in self.combinations(other))
-        except TypeError: return False
+        """True where both sides agree, with every choice of monoids, patterns, functions and operators that fits."""
+        differences = [*self.differences(rng, **other)]
+        return bool(differences) and max(differences) <= tolerance
+
+    def differences(self, rng: np.random.Generator, **other: Sort) -> Iterator[float]:
+        """The difference of both sides in every trial in which they fit."""
+        for each in self.trials(rng, **other):
+            try: yield self.difference_of(rng, each)
+            except TypeError: continue
 
     def check(self, rng: np.random.Generator) -> None:
         """The law holds as declared, and each counterexample fits and fails."""
@@ -379,6 +378,7 @@ def law(**declared: Any) -> Callable[[SidesOf], Law]:
     """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
     annotated."""
     def declare(body: SidesOf) -> Law:
+        if isinstance(condition := declared.get("when"), str): declared["when"] = (condition,)
         found = Law(body, **declared)
         if bare := [v for v in inspect.signature(body).parameters if not isinstance(found.variables.get(v), Sort)]:
             raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as "
@@ -395,6 +395,5 @@ def collect(namespace: Mapping[str, object]) -> tuple[Law, ...]:
 def find(laws: Sequence[Law], name: str) -> Law:
     """The law of that name; an unknown one is an error that lists those there are."""
     for found in laws:
-        if found.name == name:
-            return found
+        if found.name == name: return found
     raise KeyError(f"no law {name!r}; there are {', '.join(sorted(each.name for each in laws))}")

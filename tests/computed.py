@@ -24,7 +24,8 @@ from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.flat import flat
 from rewrites.graph.egraph import saturate
 from rewrites.graph.template import Template
-from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
+from rewrites.instances import RELATED
+from rewrites.law import INPUT, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
 from rewrites.lower.lower import KernelCall, Lowering, Method

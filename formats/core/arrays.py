@@ -152,14 +152,19 @@ def all_finite(array: np.ndarray) -> bool:
     return all(np.isfinite(flat[at:at + (1 << 18)]).all() for at in range(0, flat.size, 1 << 18))
 
 
-def find_misfit(array: np.ndarray) -> tuple[tuple[int, ...], str] | None:
-    """Where the first number lies that float32 has none for, and the number in words; a megabyte at a time."""
+def find_misfit(array: np.ndarray, infinite: Iterable[float] = ()) -> tuple[tuple[int, ...], str] | None:
+    """The place of the first number that float32 has none for, and the number in words; a megabyte at a time. Some
+    `infinite` numbers may be allowed."""
     flat = array.reshape(-1)
     for at in range(0, flat.size, 1 << 18):
-        with np.errstate(over="ignore"): fits = np.isfinite(flat[at:at + (1 << 18)].astype(np.float32, copy=False))
+        piece = flat[at:at + (1 << 18)]
+        with np.errstate(over="ignore"): fits = np.isfinite(piece.astype(np.float32, copy=False))
+        if fits.all(): continue
+        for each in infinite: fits |= piece == each
         if fits.all(): continue
         found = flat[first := at + int(np.argmin(fits))]
         why = "beyond float32, which has numbers to 3.4e38: scale it" if np.isfinite(found) else "no finite number"
+        if np.isinf(found): why += ", nor the identity of a monoid that reads it"
         return tuple(int(each) for each in np.unravel_index(first, array.shape)), f"{found:g}, {why},"
     return None
 

@@ -7,6 +7,7 @@ from math import inf, isfinite
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.infinite import infinite_inputs
 from opmatrix.program import OUTPUT, Constant, Program
 from opmatrix.runtime.planning.order import ordered
 from opmatrix.signature import Port
@@ -53,6 +54,7 @@ class Structure:
     last: str = OUTPUT                                      # the one that the last part gives
     substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)     # that are taken, by number
     numbers: Sequence[int] = ()                             # of parts and substitutions on the path; all parts
+    infinite: Mapping[str, tuple[float, ...]] = field(default_factory=dict)         # numbers that inputs may hold
 
     def __post_init__(self) -> None:
         self.numbers = self.numbers or range(len(self.path))
@@ -152,7 +154,8 @@ class Structure:
         numbers = (value for part in self.parts for value in part.template.values.values())
         kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
         program = kind(emitter.steps, emitter.constants, outputs, meta,
-                       inputs=[port for port in ports.values() if port.name in read],
+                       inputs=[replace(port, infinite=self.infinite.get(port.name, ())) for port in ports.values()
+                               if port.name in read],
                        state={name: value for name, value in found.items() if name in ports})
         return ordered(program, self.lowerings[0].prices.extents)
 
@@ -271,7 +274,8 @@ class SearchSpace:
                          total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
                          self.limits(), fired, tuple(outputs(self.model)), spine(self.model),
-                         {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
+                         {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route],
+                         infinite_inputs(outputs(self.model).values()))
 
     def limits(self) -> list[str]:
         """A line for each limit that graphs met, and for each where more terms are equal than were read."""

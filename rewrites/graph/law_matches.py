@@ -9,15 +9,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.term import Operator
-from rewrites.law import ROWS, SAMPLE, Law, Sort, apart, h, input_columns, is_variable, ragged, sampled, stand_in
-from rewrites.laws.facts import DIRECTING, MARKERS
+from opmatrix.algebra.term import PROPERTIES, Operator
+from rewrites.guards import Guard, read_guard
+from rewrites.instances import CHOICES
+from rewrites.law import (
+    ATTRIBUTE,
+    MOST_TRIALS,
+    ROWS,
+    SAMPLE,
+    VARIABLES,
+    Law,
+    Sort,
+    apart,
+    h,
+    input_columns,
+    is_variable,
+    list_ways,
+    ragged,
+    sampled,
+    stand_in,
+)
+from rewrites.laws.facts import DIRECTING, MARKED, flags, name_flag
 
 OTHER_SIZES = 11, 4, 1                                      # instead of a size that a law names: odd, even, least
 SIZED = {"value", "varying", "constant", "placed", "matrix", "operator", "rotation", "choice", "array", "scores",
          "level", "distances"}                              # sorts whose sizes no graph looks at
 ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}         # those that may have several heads: sizes without them
-APART_BY, MATCH_DRAWS = 1e-6, 2                             # relative, of sides that differ; draws for each match
+APART_BY = 1e-6                                             # relative, of sides that differ
+MATCH_TRIALS = 16                                           # of each match; of all that is annotated more
 
 
 class SizePlace(NamedTuple):
@@ -36,6 +55,9 @@ class Match(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {sort}" for name, sort in self.sorts.items())
+
+
+ANNOTATED = Match({})
 
 
 def find_mismatch(law: Law, seed: int = 0) -> str:
@@ -63,17 +85,60 @@ def list_needless(law: Law, seed: int = 0) -> list[str]:
     are needed. What directs laws makes none true, and is not among them."""
     found = []
     for condition in law.when:
-        fact = condition.strip("()").split()[0]
-        if fact in DIRECTING or f"(relation {fact} " in MARKERS: continue
+        guard = read_guard(condition)
+        if guard is None or guard.fact in DIRECTING or guard.fact in MARKED: continue
         freed = replace(law, when=tuple(each for each in law.when if each != condition))
-        if not find_mismatch(freed, seed): found.append(condition)
+        if not (fails(freed, ANNOTATED, seed, MOST_TRIALS) or find_mismatch(freed, seed)): found.append(condition)
     return found
+
+
+def find_unasked(law: Law) -> str:
+    """The first condition of a law that is none, or that nothing which a check draws meets, as a sentence; empty where
+    there is none."""
+    for condition in law.when:
+        guard = read_guard(condition)
+        if guard is None: return f"when={condition!r}: write a fact and a variable in brackets, such as (linear A)"
+        if reason := find_unknown(law, guard): return f"when={condition!r}: {reason}"
+    for name, sort in law.sorts.items():
+        if list_ways(sort): continue
+        asked = " and ".join(dict.fromkeys(map(str, (*sort.facts, *(sort.sizes if takes_flags(sort) else ())))))
+        able = ", ".join(fact for fact in name_facts(sort) if list_ways(replace(law.variables[name], facts=(fact,))))
+        return (f"nothing that {name}: {law.variables[name]} stands for in a check is {asked}, so that the law cannot "
+                f"be tried: annotate {name} otherwise" + (f", or ask for one of {able}" if able else ""))
+    return ""
+
+
+def find_unknown(law: Law, guard: Guard) -> str:
+    """The reason why a condition asks for no fact of variables of a law; empty where it does."""
+    if strange := [name for name in guard.variables if name not in law.variables]:
+        return f"{strange[0]} is none of its variables, which are {', '.join(law.variables)}"
+    if guard.fact in MARKED:
+        if len(guard.variables) == MARKED[guard.fact]: return ""
+        return f"{guard.fact} is asked of {MARKED[guard.fact]} variables"
+    if len(guard.variables) > 1: return f"{guard.fact} is asked of one variable"
+    sort = law.variables[guard.variables[0]]
+    if guard.fact in (able := name_facts(sort)): return ""
+    return (f"{guard.fact} is no fact of {guard.variables[0]}: {sort}, of which "
+            + (f"may be asked {', '.join(able)}" if able else "none may be asked: leave it out"))
+
+
+def takes_flags(sort: Sort) -> bool:
+    """True of monoids, patterns and relations, which are named in brackets by their flags."""
+    return VARIABLES.get(sort.name, ATTRIBUTE) is ATTRIBUTE
+
+
+def name_facts(sort: Sort) -> tuple[str, ...]:
+    """The facts that may be asked of a variable of a sort, as a graph calls them."""
+    if sort.name == "count": return ()
+    if sort.name in CHOICES and not takes_flags(sort): return *PROPERTIES,
+    if not takes_flags(sort): return *PROPERTIES, *(DIRECTING if "act" in sort.facts else ("imported", "turning"))
+    return tuple(fact for fact in map(name_flag, flags()) if list_ways(Sort(sort.name, (fact,))))
 
 
 def list_matches(law: Law) -> Iterator[Match]:
     """The sorts that a graph may match in place of the annotated ones: other sizes for some of those that are one size
     in the annotations, several heads where one is meant."""
-    sorts = law.variables
+    sorts = law.sorts
     by_size: dict[Any, list[SizePlace]] = {}
     for name, sort in sorts.items():
         for at, size in enumerate(reversed(sort.sizes if sort.name in SIZED else ())):
@@ -84,7 +149,7 @@ def list_matches(law: Law) -> Iterator[Match]:
             if other != sampled(size):
                 yield from (resize(law, each, other) for each in list_some(places, other == 1, not named))
     stacked = {name: sort[(h, *sort.sizes)] for name, sort in sorts.items()
-               if len(sort.sizes) == ONE_HEAD.get(sort.name) and f"(single {name})" not in law.when}
+               if len(sort.sizes) == ONE_HEAD.get(sort.name)}
     for name, sort in stacked.items(): yield Match({name: sort})
 
 
@@ -100,22 +165,22 @@ def resize(law: Law, places: tuple[SizePlace, ...], size: int) -> Match:
     """The sorts of variables with another size at these places."""
     made = dict[str, Sort]()
     for name, at in places:
-        sort = made.get(name, law.variables[name])
+        sort = made.get(name, law.sorts[name])
         sizes = [*sort.sizes]
         sizes[len(sizes) - 1 - at] = size
         made[name] = sort[tuple(sizes)]
     return Match(made, size == 1)
 
 
-def fails(law: Law, match: Match, seed: int) -> bool:
+def fails(law: Law, match: Match, seed: int, most: int = MATCH_TRIALS) -> bool:
     """True where the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
-    patterns and functions."""
-    for draw in range(MATCH_DRAWS):
-        rng = np.random.default_rng([seed, draw])
-        try: variables = law.drawn(rng, **match.sorts)
-        except (TypeError, ValueError): return False        # nothing is of such sorts
+    patterns, functions and operators."""
+    rng = np.random.default_rng([seed, 0])
+    try: trials = [*law.trials(rng, most, **match.sorts)]
+    except (TypeError, ValueError): return False            # nothing is of such sorts
+    for variables in trials:
         off = compare_sides(law, variables, rng)
-        if off is None: return False                        # no graph matches it
+        if off is None: continue                            # no graph matches it
         if not off <= APART_BY and not (match.column and off == np.inf): return True
     return False
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
-from rewrites.law import FLAGS
+from rewrites.law import FLAGS, OF_MONOID
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
 DIRECTING = "act", "given", "turning", "distant", "imported"
@@ -54,7 +54,7 @@ class AskedFlags:
 
 def name_flag(flag: str) -> str:
     """What a flag of an attribute is called in a graph, where a property may have its name."""
-    return flag if flag in FLAGS else f"{flag}_over"
+    return flag if flag in FLAGS else flag + OF_MONOID
 
 
 def variables(kind: Kind) -> list[str]:
@@ -98,7 +98,7 @@ def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tu
 def flags() -> tuple[str, ...]:
     """The flags of attributes that laws and properties ask for."""
     asked = {flag for _, known, _ in derive_facts() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
-    return *FLAGS, *sorted({flag.removesuffix("_over") for flag in asked} - {*FLAGS})
+    return *FLAGS, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
 
 
 def rule(premises: list[str], facts: list[str]) -> str:
@@ -170,6 +170,7 @@ MARKERS = """
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
        (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
+MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}   # operands
 MADE = frozenset({"joined"})                                 # kinds of nodes that markers make
 KIND = re.compile(r"\(K_(\w+)")                               # in the text of a rule
 

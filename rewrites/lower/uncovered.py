@@ -52,8 +52,9 @@ def read_array(values: Mapping[str, Any], name: str, at: int) -> Data:
 @dataclass
 class TermCalls:
     """The terms of a lowered graph that are steps: of the outputs, and of each value that one of these reads and no
-    kernel computes. Where kernels compute all of the model as it was written, programs stay what they are: there is no
-    such step, unless a law of the user's own has made a term that no kernel begins with. `matched` are the kernels."""
+    kernel computes. There are such steps where kernels do not compute all outputs by the shipped laws, or, where a law
+    of a user's own has fired, not as the model was written; elsewhere programs are of kernels alone. `matched` are the
+    kernels."""
 
     lowering: "Lowering"
     matched: MatchedCalls
@@ -101,7 +102,7 @@ class TermCalls:
 
     @cached_property
     def needed(self) -> bool:
-        """Whether something is needed that no kernel computes: by the laws of the search, or, where a law of a user's
+        """True where an output needs what no kernel computes: by the laws of the search, or, where a law of a user's
         own has fired, as the model was written."""
         own = any(name not in SHIPPED for name in self.lowering.graph.fired)
         return not self.roots <= (self.settled if own else self.reached)
@@ -114,13 +115,13 @@ class TermCalls:
                           lambda cls: is_row_buffer(self.lowering, cls), rows)
 
     def is_open(self, cls: int) -> bool:
-        """Whether all terms of a class are read where it is a part of others: it depends on the input, and is no value
-        that the model's own kernels compute."""
+        """True of a class all of whose terms are read where it is a part of others: it depends on the input, and is no
+        value that the model's own kernels compute."""
         if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
         return cls not in self.settled or not is_row_buffer(self.lowering, cls)
 
     def is_offered(self, cls: int) -> bool:
-        """Whether terms of a class are steps."""
+        """True of a class whose terms are steps."""
         if cls in (self.settled if self.needed else self.reached): return False
         if cls in self.roots: return True
         given = self.lowering.graph.facts["given"]
@@ -198,7 +199,7 @@ class TermCalls:
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
-    """Whether it is a buffer of rows: it depends on the input, and has rows of a space, not those of caches, and
+    """True of a buffer of rows: a value that depends on the input and has rows of a space, not those of caches, and
     columns of known number."""
     rows, columns = lowering.terms[cls].out[1:]
     return cls in lowering.graph.facts["act"] and isinstance(rows,

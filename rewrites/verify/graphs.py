@@ -89,7 +89,8 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
         over = {name: flat(each, border) if name in read else each for name, each in law.drawn(rng, **other).items()}
         roots += law.of(over)[0]
         for fact, *variables in (each.strip("()").split() for each in law.when):
-            asked.append((fact, [over[name] for name in variables]))
+            terms = [over[name] for name in variables]
+            if all(isinstance(each, Operator) for each in terms): asked.append((fact, terms))       # flags are stated
     template = spell_values(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]

@@ -20,6 +20,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
+from opmatrix.infinite import infinite_batches
 from opmatrix.program import Program, Step
 from opmatrix.runtime.meanings import bound, widen_arguments
 from opmatrix.runtime.operands import number_of
@@ -203,12 +204,14 @@ def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable]
                  products: ProductsSeen | None = None) -> StepsVerified:
     """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound; and the run,
     which launches the same kernels from a recording, to the bit, at each number of threads: of groups of rows, as some
-    kernels sum in another order for other numbers of rows. Several programs may share what need not be looked at again:
-    `told`, the kinds of steps that met telling operands; `products`, steps with weights that they all hold. Raises
-    VerificationError for the first step that is not within its bound."""
+    kernels sum in another order for other numbers of rows. Inputs that may be infinite are so in one batch more.
+    Several programs may share what need not be looked at again: `told`, the kinds of steps that met telling operands;
+    `products`, steps with weights that they all hold. Raises VerificationError for the first step that is not within
+    its bound."""
     nearest, at, kernels = 0.0, "", dict[str, KernelVerified]()
     told = set() if told is None else told
-    for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
+    told_batches = [*batches, *infinite_batches(program, batches)]
+    for batch in (piece for given in told_batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
             if step.output == program.output: last = found
             same = None if products is None else weighed(step, program, batch)
@@ -219,7 +222,7 @@ def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable]
             known = kernels.get(step.kernel, looked)
             kernels[step.kernel] = KernelVerified(nearest=max(known["nearest"], looked["nearest"]),
                                                   allowed=max(known["allowed"], looked["allowed"]))
-        with limit(1): whole = program.run(batch)
+        with limit(1): whole = program.schedule.run(batch)[0]
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
         for count in numbers_of_threads()[1:]: compare_bits(program, batch, count)
@@ -328,7 +331,7 @@ def compare_bits(program: Program, batch: Batch, workers: int) -> None:
             for step, (_, _, found) in zip(program.steps, program.schedule.walk(part), strict=True):
                 if step.output == program.output: given = found
         last.append(given)
-    with on_threads(workers): whole = program.run(batch)
+    with on_threads(workers): whole = program.schedule.run(batch)[0]
     if not np.array_equal(np.concatenate(last), whole, equal_nan=True):
         raise VerificationError(3, name(program), f"its run on {workers} threads has other bits than its steps on one",
                                 rows=batch.rows)

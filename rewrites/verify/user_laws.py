@@ -1,7 +1,7 @@
 """Laws and approximations of a user's own, functions or files of them, tried before they take part. A file is run, as
 any module that is imported is; nothing in it takes part before it was tried. A wrong law is refused with an example; a
 true one that the graph cannot use is left out, with a line that says why."""
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.own.own_modules import list_things, run_file
 from rewrites.compiler.approximation import Approximation
 from rewrites.graph.egraph import SCHEDULE, directions, list_directions
-from rewrites.graph.law_matches import describe_mismatch, find_mismatch, list_needless
+from rewrites.graph.law_matches import compare_sides, describe_mismatch, find_mismatch, find_unasked, list_needless
 from rewrites.law import EXACT, ROWS, Law, apart, input_columns, ragged
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
@@ -100,6 +100,7 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
         raise InputError(f"{where}: kind {law.kind!r}, phase {law.phase!r}: a law is {EXACT!r}, in one of {phases}")
     try:
         law.sides()
+        if unasked := find_unasked(law): raise AssertionError(unasked)
         example = failing(law)
         law.check(np.random.default_rng(0)) if example is None else None
     except AssertionError as error:
@@ -134,23 +135,36 @@ def find_obstacle(law: Law) -> str:
 
 
 def failing(law: Law) -> str | None:
-    """An example on which the two sides differ: the seed, what was drawn, the first number that differs."""
+    """An example on which the two sides differ: the seed, what was drawn, the first number that differs. Raises
+    TypeError where they fit in no trial."""
+    misfit: TypeError | None = None
     for seed in range(DRAWS):
         rng = np.random.default_rng(seed)
-        variables = law.drawn(rng)
-        sides, batch = law.of(variables), ragged()
-        x = rng.normal(size=(sum(ROWS), input_columns(sides)))
-        for a, b in zip(*sides, strict=True):
-            with np.errstate(invalid="ignore"):
-                left, right = dense(a, x, batch), dense(b, x, batch)
-            if left.shape == right.shape and apart(left, right) <= SIDES_TOLERANCE:
-                continue
-            drawn = ", ".join(f"{name} = {short(value)}" for name, value in variables.items())
-            if left.shape != right.shape:
-                return f"with {drawn} the left is {left.shape}, the right {right.shape}"
-            entry = tuple(int(i) for i in np.argwhere(~np.isclose(left, right, rtol=1e-9, atol=1e-9))[0])
-            return (f"with {drawn} (seed {seed}), entry {entry} of the left is {left[entry]:.6g}, of the right "
-                    f"{right[entry]:.6g}")
+        for variables in law.trials(rng) if seed == 0 else [law.drawn(rng)]:
+            try: example = find_difference(law, variables, rng)
+            except TypeError as error:
+                if compare_sides(law, variables, rng) is None:          # of other rows: no graph matches it
+                    misfit = misfit or error
+                    continue
+                example = f"its sides do not fit: {error}"
+            if example:
+                drawn = ", ".join(f"{name} = {short(value)}" for name, value in variables.items())
+                return f"with {drawn} (seed {seed}) {example}"
+    if misfit is not None and not [*law.differences(np.random.default_rng(0))]: raise misfit
+    return None
+
+
+def find_difference(law: Law, variables: Mapping[str, object], rng: np.random.Generator) -> str | None:
+    """The first number at which both sides differ over these variables; None where they agree."""
+    sides, batch = law.of(variables), ragged()
+    x = rng.normal(size=(sum(ROWS), input_columns(sides)))
+    for a, b in zip(*sides, strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            left, right = dense(a, x, batch), dense(b, x, batch)
+        if left.shape == right.shape and apart(left, right) <= SIDES_TOLERANCE: continue
+        if left.shape != right.shape: return f"the left is {left.shape}, the right {right.shape}"
+        entry = tuple(int(i) for i in np.argwhere(~np.isclose(left, right, rtol=1e-9, atol=1e-9))[0])
+        return f"entry {entry} of the left is {left[entry]:.6g}, of the right {right[entry]:.6g}"
     return None
 
 

@@ -40,12 +40,12 @@ from rewrites.graph.borders import FULL
 from rewrites.graph.egraph import engine, saturate
 from rewrites.graph.layers import Part
 from rewrites.graph.template import Template
+from rewrites.instances import SWAPPED
 from rewrites.law import (
     FLAGS,
     INPUT,
     ROWS,
     SAMPLE,
-    SWAPPED,
     Sort,
     constant,
     find,
@@ -126,7 +126,8 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
         flags = sort.sizes if sort.name in ("over", "where") else ()
         if name in needed or not (set(sort.facts) - {*DIRECTING} or flags): continue
         wide = Sort(sort.name) if flags else WIDER[sort.name][sort.sizes]
-        for seed in range(3): assert each.holds(np.random.default_rng(seed), **{name: wide}), f"{name} is needed"
+        for seed in range(3):
+            assert each.holds(np.random.default_rng(seed), **{name: wide}), f"{name} is needed"
         assert name == "B" or "True of any" in each.doc, f"{each.name} does not say why {name} is guarded"
 
 

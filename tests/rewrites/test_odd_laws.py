@@ -1,20 +1,44 @@
 """True laws of odd shape: they are used, or left out with a line that says why; none ends a search."""
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import opmatrix as om
 from formats.core.errors import InputError
-from opmatrix import I, relu
-from opmatrix.algebra.operators import const, heads, product, repeat, row, total, turn
+from opmatrix import I, relu, tanh
+from opmatrix.algebra.operators import const, given, heads, pick, product, repeat, row, total, turn
+from opmatrix.algebra.term import PROPERTIES
 from opmatrix.pricing import datasheet
+from rewrites.flat import flat
 from rewrites.graph import layers
-from rewrites.graph.egraph import directions, rules
-from rewrites.graph.law_matches import check_matches, find_mismatch, list_needless
+from rewrites.graph.egraph import directions, rules, saturate
+from rewrites.graph.law_matches import check_matches, find_mismatch, find_unasked, list_needless
+from rewrites.graph.template import Template, spell_values
 from rewrites.kinds import by_head, first_rows, last_rows
-from rewrites.law import constant, count, h, k, law, matrix, n, operator, p, q, value
+from rewrites.law import (
+    constant,
+    count,
+    drawn,
+    entrywise,
+    h,
+    k,
+    law,
+    list_ways,
+    matrix,
+    n,
+    operator,
+    over,
+    p,
+    q,
+    relation,
+    scores,
+    value,
+    where,
+)
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
+from rewrites.verify.user_laws import try_law
 
 BATCH = om.Batch([[0, 3, 1, 8], [4], [5, 2]])
 
@@ -183,3 +207,120 @@ def test_products_of_values_are_matched_at_the_widths_that_fit():
     def regrouped(a: value[n], b: value[n], v: value[p]):
         return product(product(a, turn(b)), v), product(a, product(turn(b), v))
     assert not find_mismatch(regrouped)
+
+
+# ---- conditions on variables of every sort
+
+SIZED = operator[n, n], operator[n, p], operator[h, n, p], operator[h, h * p, p], operator[n, 1]
+ADDITIVE = {"maps_zero_to_zero", "positively_homogeneous"}
+BY_ROWS = {"row_wise", "selective"}
+LINEAR = {"additive", "row_linear", "uniform", *ADDITIVE, *BY_ROWS}
+FOLLOWS = {                                                 # from each property, or from every kind that has it
+    "additive": ADDITIVE, "column": {"level"}, "constant": set(), "diagonal": {"uniform", *BY_ROWS},
+    "entrywise": {"diagonal", "uniform", *BY_ROWS}, "keeps_order": BY_ROWS, "level": {"column"}, "linear": LINEAR,
+    "maps_zero_to_zero": set(), "positively_homogeneous": set(), "row_linear": LINEAR - {"row_linear", "uniform"},
+    "row_wise": {"selective"}, "selective": set(), "single": {"linear", "storable", *LINEAR}, "storable": LINEAR,
+    "splits": LINEAR - {"row_linear"}, "stacked": {"storable", *LINEAR}, "uniform": BY_ROWS}
+
+
+def drawn_with(fact):
+    """The operators of every size that a check draws where a condition asks for a fact."""
+    for sort in SIZED:
+        asked = replace(sort, facts=(fact,))
+        yield from (drawn(np.random.default_rng(0), asked, "A", way) for way in range(len(list_ways(asked))))
+
+
+@pytest.mark.parametrize("fact", PROPERTIES)
+def test_a_check_draws_operators_that_have_a_property_and_no_other(fact):
+    """A law that needs more than its condition asks for is so seen to be wrong."""
+    operators = [*drawn_with(fact)]
+    assert operators and all(getattr(each, fact) for each in operators)
+    assert {other for other in PROPERTIES if all(getattr(each, other) for each in operators)} == {fact, *FOLLOWS[fact]}
+
+
+@law(when="(positively_homogeneous A)")
+def scaled_before(x: value[n], A: operator[n, p]): return (x * 2.0) @ A, (x @ A) * 2.0
+@law(when="(uniform A)")
+def picked_before(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+@law(when="(constant A)")
+def of_any_rows(x: value[n], A: operator[n, p]): return x @ A, (x * 2.0) @ A
+@law(when="(maps_zero_to_zero f)")
+def none_of_none(x: value[n], f: entrywise): return (x * 0.0) @ f, x * 0.0
+@law(when="(right_linear m)")
+def scaled_keys(x: value[n], z: scores[h], m: over, w: where):
+    return product(z, x * -2.0, m, w), product(z, x, m, w) * -2.0
+@law(when=("(constant y)",))
+def same_rows(x: value[n], y: value[n], r: relation): return (x + y) @ pick(r), x @ pick(r) + y @ pick(r)
+@law(when="(additive A)")
+def wrong_one(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+@law(when="(row_wise A)")
+def wrong_two(x: value[n], A: operator[n, p]): return (x * 2.0) @ A, (x @ A) * 2.0
+@law(when="(selective A)")
+def wrong_three(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+@law(when="(homogeneous_over m)")
+def wrong_four(x: value[n], z: scores[h], m: over, w: where):
+    return product(z, x * -2.0, m, w), product(z, x, m, w) * -2.0
+@law()
+def wrong_five(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+
+
+def told(law):
+    """The outcome of trying a law: empty where it is used."""
+    try: return try_law(law, (law,))
+    except InputError as error: return str(error)
+
+
+@pytest.mark.parametrize("true", [scaled_before, picked_before, of_any_rows, none_of_none, scaled_keys],
+                         ids=lambda each: each.name)
+def test_a_law_with_a_condition_that_it_needs_is_used(true): assert told(true) == ""
+
+
+@pytest.mark.parametrize("wrong", [wrong_one, wrong_two, wrong_three, wrong_four, wrong_five],
+                         ids=lambda each: each.name)
+def test_a_law_that_needs_more_than_its_condition_is_wrong(wrong): assert "it is wrong: with x = " in told(wrong)
+
+
+def test_a_condition_on_a_value_that_changes_no_truth_is_refused():
+    assert "it holds without when='(constant y)', too: leave that out" in told(same_rows)
+
+
+def test_a_law_with_a_condition_is_matched_where_it_holds_alone():
+    """Behind relu numbers above zero move, behind tanh they do not."""
+    for function, fires in ((relu, True), (tanh, False)):
+        model = om.weight(np.ones((9, 8))) @ (I * 2.0) @ function
+        template = Template.of({"root": flat(model, given("tokens", 9))})
+        assert bool(saturate(spell_values(template, [scaled_again]), [scaled_again]).fired) == fires
+
+
+@law(when="(positively_homogeneous A)")
+def scaled_again(x: value[n], A: operator[n, n]): return x @ (I * 2.0) @ A, x @ A @ (I * 2.0)
+
+
+UNASKED = [
+    ("(linier A)", "linier is no fact of A: operator[n, p], of which may be asked splits, column"),
+    ("(linear B)", "B is none of its variables, which are x, A, m, w, r, H, f"),
+    ("linear A", "write a fact and a variable in brackets, such as (linear A)"),
+    ("(linear A) (linear x)", "write a fact and a variable in brackets"),
+    ("(= (wide x) (wide A))", "write a fact and a variable in brackets"),
+    ("(linear A x)", "linear is asked of one variable"),
+    ("(joinable A)", "joinable is asked of 2 variables"),
+    ("(act A)", "act is no fact of A: operator[n, p]"),
+    ("(entrywise A)", "nothing that A: operator[n, p] stands for in a check is entrywise"),
+    ("(column x)", "nothing that x: value[n] stands for in a check is act and column"),
+    ("(linear m)", "linear is no fact of m: over, of which may be asked shift_invariant"),
+    ("(normalised w)", "normalised is no fact of w: where, of which may be asked reflexive"),
+    ("(linear r)", "linear is no fact of r: relation, of which none may be asked: leave it out"),
+    ("(single H)", "single is no fact of H: count, of which none may be asked: leave it out"),
+    ("(constant f)", "nothing that f: entrywise stands for in a check is entrywise and constant")]
+
+
+@pytest.mark.parametrize("condition, reason", UNASKED, ids=[condition for condition, _ in UNASKED])
+def test_a_condition_that_no_check_can_try_is_refused_with_what_to_do(condition, reason):
+    @law(when=condition)
+    def asking(x: value[n], A: operator[n, p], m: over, w: where, r: relation, H: count, f: entrywise):
+        return x @ A @ relu, x @ A @ relu @ relu
+    assert reason in told(asking) and "law asking: " in told(asking)
+
+
+@pytest.mark.parametrize("each", [*EXACT_LAWS, *CHOOSING_LAWS], ids=lambda each: each.name)
+def test_each_shipped_condition_can_be_tried(each): assert find_unasked(each) == ""

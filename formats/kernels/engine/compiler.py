@@ -72,7 +72,8 @@ def started(functions: list[Function],
     with claiming() as claims, tempfile.TemporaryFile() as said:
         texts = Path(claims) / TEXTS
         texts.write_bytes(hand_over(functions))
-        users = {each.module for each in functions if not each.module.startswith(f"{HOME}.")}
+        beside = f"{HOME.partition('.')[0]}."               # ours is found without, and a text's is not imported
+        users = {each.module for each in functions if not each.module.startswith(beside)}
         child = child_of_module(__name__, str(objects.target()), objects.spare().name, claims, users=sorted(users),
                                 OPMATRIX_COMPILES="1", NUMBA_CPU_NAME=NAME, NUMBA_CPU_FEATURES=FEATURES)
         processes: list[subprocess.Popen[bytes]] = []
