@@ -136,13 +136,17 @@ def give_name(unnamed: BufferedWriter, file: Path) -> None:
 
 
 def writable(path: str | Path) -> None:
-    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared
-    away."""
+    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that has no name, or
+    is cleared away."""
     from tempfile import TemporaryDirectory
     target = Path(path)
     try:
         irregular(target)
-        with TemporaryDirectory(prefix=".", dir=target.parent) as room: fill(Path(room) / "trial")
+        if unnamed := open_unnamed(target.parent, 0o600):
+            with unnamed: fill(unnamed)
+        else:
+            with TemporaryDirectory(prefix=".", dir=target.parent) as room, open(Path(room, "trial"), "xb") as out:
+                fill(out)
     except (OSError, ValueError) as error: raise InputError(f"{shown(path)}: not writable: {reason(error)}") from error
 
 
@@ -153,12 +157,11 @@ def irregular(target: Path) -> None:
             raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
 
 
-def fill(file: Path) -> None:
-    """Some bytes on the disk. Raises OSError where they do not fit there."""
-    with file.open("xb") as out:
-        out.write(bytes(TRIAL))
-        out.flush()
-        os.fsync(out.fileno())
+def fill(out: BufferedWriter) -> None:
+    """Write some bytes to the disk. Raises OSError where they do not fit there."""
+    out.write(bytes(TRIAL))
+    out.flush()
+    os.fsync(out.fileno())
 
 
 def reason(error: Exception) -> str:
