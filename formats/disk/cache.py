@@ -153,6 +153,16 @@ def why(directory: Path, error: Exception) -> str:
     return " ".join(told.split())
 
 
+def find_closed(directory: Path) -> str:
+    """The first place on the way to a directory, itself included, that not everybody may enter, in words and with what
+    to do; nothing where there is none."""
+    for place in (*reversed(directory.absolute().parents), directory.absolute()):
+        mode = stat.S_IMODE(os.stat(place).st_mode)
+        if not mode & stat.S_IXOTH:
+            return f"{shown(place)}: not all users may enter it (mode {mode:o}): `chmod a+x {shown(place)}`"
+    return ""
+
+
 def find_barrier(path: Path) -> str:
     """The first place on the way to a path, itself included, that is there and that this user may not read, in words
     and with what to do; nothing where there is none."""

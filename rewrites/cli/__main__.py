@@ -41,11 +41,11 @@ def run_command(began: float | None = None) -> None:
     except SystemExit: raise
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
-    except find_kinds("commands", "misunderstood") as error:
+    except find_kinds("outputs", "misunderstood") as error:
         exit_with(error.format_message() + usage(error), 2)
     except find_kinds("outputs", "bad_input") as error:
         exit_with(str(error.args[0] if error.args else error), 2)
-    except find_kinds("commands", "interruptions"):
+    except find_kinds("outputs", "interruptions"):
         exit_with("interrupted", 130)
     except BrokenPipeError:
         discard(1)

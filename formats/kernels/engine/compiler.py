@@ -89,6 +89,8 @@ def announce(count: int) -> None:
     spare = objects.is_spare(place)
     if count < MANY and (spare or any(place.glob("*.o"))): return
     how = "by every process anew, as they cannot be kept" if spare else f"once: they are kept in {shown(place)}"
+    if spare and objects.has_others():
+        how += f": those in {shown(objects.home().parent)} are of another processor or another version"
     say(f"compiling kernels, {count} of them, which may take a minute, {how}")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
 from formats.disk.cache import Distrusted, Unreadable, guarded, location, make_directory, put, recall, say, unkept
-from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, using
+from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, list_entries, using
 
 from . import elf
 from .processor import FEATURES, NAME, release
@@ -73,6 +73,11 @@ def target() -> Path:
 def is_spare(directory: Path) -> bool:
     """Whether a directory is the spare one of this process, which goes with it."""
     return spare.cache_info().currsize > 0 and directory == Path(spare().name)
+
+
+def has_others() -> bool:
+    """Whether the cache holds kernels under other keys, and none under this one."""
+    return not list_entries(home(), CODES) and bool(list_entries(home().parent, ENTRY_KINDS["kernels"].names))
 
 
 def clear_spare() -> None:
