@@ -20,10 +20,16 @@ MAX_FILE_BYTES = 1 << 26                                     # bytes of a file t
 LINKS = 40                                                   # that a path may lead through
 HOUR = 3600.0                                                # seconds
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# what is made: less where the umask says so, and for others never to write, as what they could write is not believed
+DIRECTORY_MODE, FILE_MODE = 0o755, 0o644
 
 
 class Distrusted(InputError):
     """Something in the cache that others could have written: names it, and what to do."""
+
+
+class Unreadable(InputError):
+    """Something in the cache that is there and that this user may not read: names it, and what to do."""
 
 
 def location() -> Path:
@@ -42,12 +48,13 @@ def cache_directory() -> Path:
 
 
 def make_directory(directory: Path) -> Path:
-    """A directory and those above it; what is made here is for nobody else. OSError."""
-    try: directory.mkdir(0o700, exist_ok=True)
+    """A directory and those above it; what is made here others may read, as far as the umask lets them, and never
+    write. OSError."""
+    try: directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     except FileNotFoundError:
         if directory.parent == directory: raise
         make_directory(directory.parent)
-        directory.mkdir(0o700, exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     return directory
 
 
@@ -99,11 +106,18 @@ def foreign(place: Path, status: os.stat_result) -> str:
 
 
 def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file of the cache. Raises InputError where there is none or it is too large, Distrusted where
-    others could have written it, as the opened file itself says."""
+    """The content of a file of the cache. Raises InputError where there is none or it is too large, Unreadable where
+    this user may not read it, Distrusted where others could have written it, as the opened file itself says."""
     try: directory = guarded(file.parent)
+    except PermissionError as error: raise Unreadable(why(file, error)) from error
     except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
-    with open_regular(directory / file.name) as raw:
+    if os.path.islink(directory / file.name):                # nobody looks at the way that it leads
+        raise Distrusted(f"{shown(file)}: it is a link, and no file of the cache is one")
+    try: opened = open_regular(directory / file.name)
+    except InputError as error:
+        if isinstance(error.__cause__, PermissionError): raise Unreadable(why(file, error.__cause__)) from error
+        raise
+    with opened as raw:
         status, users = os.fstat(raw.fileno()), trusted()
         if users is not None:
             if status.st_uid not in users: raise Distrusted(foreign(file, status))
@@ -120,11 +134,11 @@ def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
 # ---- what is kept
 
 def put(file: Path, content: bytes) -> None:
-    """Write a file of the cache, whole or not at all, for nobody else. Raises OSError, and Distrusted where others may
-    write too."""
-    with replacing(guarded(make_directory(file.parent)) / file.name) as out:
-        if hasattr(os, "fchmod"): os.fchmod(out.fileno(), 0o600)
-        out.write(content)
+    """Write a file of the cache, whole or not at all, for nobody else to write; a link in its place goes. Raises
+    OSError, and Distrusted where others may write too."""
+    place = guarded(make_directory(file.parent)) / file.name
+    if os.path.islink(place): os.unlink(place)
+    with replacing(place, FILE_MODE) as out: out.write(content)
 
 
 def unkept(what: str, directory: Path, error: Exception) -> None:
@@ -134,9 +148,36 @@ def unkept(what: str, directory: Path, error: Exception) -> None:
 
 def why(directory: Path, error: Exception) -> str:
     """Why nothing can be kept in a directory, and what to do."""
-    told = str(error) if isinstance(error, Distrusted) else \
+    told = str(error) if isinstance(error, Distrusted) else find_barrier(directory) or \
         f"{shown(directory)}: {reason(error)}: set {CACHE_VARIABLE} to a directory that can be written"
     return " ".join(told.split())
+
+
+def find_closed(directory: Path) -> str:
+    """The first place on the way to a directory, itself included, that not everybody may enter, in words and with what
+    to do; nothing where there is none."""
+    for place in (*reversed(directory.absolute().parents), directory.absolute()):
+        mode = stat.S_IMODE(os.stat(place).st_mode)
+        if not mode & stat.S_IXOTH:
+            return f"{shown(place)}: not all users may enter it (mode {mode:o}): `chmod a+x {shown(place)}`"
+    return ""
+
+
+def find_barrier(path: Path) -> str:
+    """The first place on the way to a path, itself included, that is there and that this user may not read, in words
+    and with what to do; nothing where there is none."""
+    cache = location().absolute()
+    for place in (*reversed(path.absolute().parents), path.absolute()):
+        try: status = os.stat(place)
+        except OSError: return ""
+        needed = os.X_OK if stat.S_ISDIR(status.st_mode) else os.R_OK
+        if not os.access(place, needed, effective_ids=os.access in os.supports_effective_ids):
+            inside = place == cache or cache in place.parents
+            opening = f"let that user `chmod -R go+rX {shown(cache)}`, or " if inside else ""
+            named = f"{shown(place)}: it" if needed == os.X_OK else f"{shown(place.parent)}: a file there"
+            return (f"{named} belongs to user {status.st_uid}, and user {os.geteuid()} may not read it (mode "
+                    f"{stat.S_IMODE(status.st_mode):o}): {opening}set {CACHE_VARIABLE} to a directory of your own")
+    return ""
 
 
 def tell(line: str) -> None:

@@ -15,6 +15,7 @@ from formats.core.errors import InputError
 
 MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24   # bytes of a text; of JSON, which takes many times as many once read
 MOST_NAMES = 6                                                    # names in a directory that a message lists
+OPENED = "/proc/self/fd"                                     # links to the files that this process has open
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -101,31 +102,51 @@ def real(digits: str) -> float:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Generator[BufferedWriter]:
+def replacing(path: str | Path, mode: int = 0o666) -> Generator[BufferedWriter]:
     """A file to write to that takes the place of `path` when the block ends, complete and on the disk; where the block
-    raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is
-    there."""
+    raises, what was there stays. It is made with this mode, less what the umask takes. Raises OSError where that cannot
+    be, and where a link or anything but a file is there."""
     target = Path(path)
     irregular(target)
     fresh = target.with_name(f".{os.urandom(4).hex()}.part")
     try:
-        with fresh.open("xb") as out:
+        unnamed = open_unnamed(target.parent, mode)
+        with unnamed or open(fresh, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
+            if unnamed: give_name(unnamed, fresh)
         os.replace(fresh, target)
     finally:
         with suppress(OSError): fresh.unlink()
 
 
+def open_unnamed(directory: Path, mode: int) -> BufferedWriter | None:
+    """A file in a directory that has no name yet, so that nothing is left of it where the process is killed. None where
+    the system, or that of the directory's files, has none."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir(OPENED): return None
+    try: return os.fdopen(os.open(directory, os.O_TMPFILE | os.O_WRONLY, mode), "wb")
+    except OSError: return None                              # what is wrong there is said of a file with a name
+
+
+def give_name(unnamed: BufferedWriter, file: Path) -> None:
+    """Give an unnamed file its first name. OSError."""
+    # with a directory given, the link below OPENED is followed
+    os.link(f"{OPENED}/{unnamed.fileno()}", file, src_dir_fd=unnamed.fileno(), follow_symlinks=True)
+
+
 def writable(path: str | Path) -> None:
-    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared
-    away."""
+    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that has no name, or
+    is cleared away."""
     from tempfile import TemporaryDirectory
     target = Path(path)
     try:
         irregular(target)
-        with TemporaryDirectory(prefix=".", dir=target.parent) as room: fill(Path(room) / "trial")
+        if unnamed := open_unnamed(target.parent, 0o600):
+            with unnamed: fill(unnamed)
+        else:
+            with TemporaryDirectory(prefix=".", dir=target.parent) as room, open(Path(room, "trial"), "xb") as out:
+                fill(out)
     except (OSError, ValueError) as error: raise InputError(f"{shown(path)}: not writable: {reason(error)}") from error
 
 
@@ -136,12 +157,11 @@ def irregular(target: Path) -> None:
             raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
 
 
-def fill(file: Path) -> None:
-    """Some bytes on the disk. Raises OSError where they do not fit there."""
-    with file.open("xb") as out:
-        out.write(bytes(TRIAL))
-        out.flush()
-        os.fsync(out.fileno())
+def fill(out: BufferedWriter) -> None:
+    """Write some bytes to the disk. Raises OSError where they do not fit there."""
+    out.write(bytes(TRIAL))
+    out.flush()
+    os.fsync(out.fileno())
 
 
 def reason(error: Exception) -> str:

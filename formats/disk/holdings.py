@@ -1,6 +1,5 @@
 """What the cache holds, by kind, and what of it goes when it grows: what was not used for longest, never what a process
 uses."""
-import importlib
 import os
 import re
 import stat
@@ -9,18 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from formats.core.errors import InputError
 
 from .cache import guarded, location, make_directory, put, unkept
-
-try: fcntl: Any = importlib.import_module("fcntl")
-except ImportError: fcntl = None                             # as on Windows
+from .locks import fcntl, wait_for_lock
 
 DAY = 86400.0                                                # seconds
 MONTH = 30 * DAY
-LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+")      # what an interruption left of a file that was being written
+PATIENCE = 1.0                                               # seconds that a directory is removed in
+# what an interruption left of a file that was being written, or compiled
+LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+|\.[\w-]+\.lock")
 # a checkpoint that benchmarks make, its files
 BASE, MODEL = "base", {"config.json", "model.safetensors", "tokenizer.json"}
 
@@ -147,7 +145,8 @@ def using(directory: Path) -> int | None:
         with suppress(OSError): os.utime(place)
         if fcntl is None: return None
         number = os.open(place, os.O_RDONLY)
-        with suppress(OSError): fcntl.flock(number, fcntl.LOCK_SH)
+        # whoever removes it is done soon, and a stranger may lock for ever what he may read
+        wait_for_lock(number, PATIENCE, shared=True)
         with suppress(OSError):
             if os.path.samestat(os.fstat(number), os.stat(place)): return number
         os.close(number)                                     # it went meanwhile

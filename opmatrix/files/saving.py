@@ -65,7 +65,7 @@ def attempt(directory: str | Path) -> None:
     refuse_strays(target, directory, front=True)
     with fresh_directory(target, directory) as fresh:
         (fresh / target.name).mkdir()                       # the name may be too long
-        fill(fresh / "trial")
+        with (fresh / "trial").open("xb") as out: fill(out)
 
 
 @contextmanager

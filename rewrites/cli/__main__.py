@@ -3,6 +3,7 @@ import errno
 import gc
 import io
 import os
+import signal
 import sys
 import time
 from importlib import import_module
@@ -20,9 +21,10 @@ OBJECTS = 50_000, 10, 10                                    # made before garbag
 
 def main() -> None:
     """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names
-    the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or what is printed
-    cannot be written, in one line, or nobody reads it."""
+    the file that keeps it; 130 where it was interrupted, 143 where it was told to end; 1 where what was verified does
+    not hold, or what is printed cannot be written, in one line, or nobody reads it."""
     began = time.perf_counter()
+    attend_termination()
     attend_streams()
     try: run_command(began)
     except KeyboardInterrupt: exit_with("interrupted", 130)
@@ -36,13 +38,14 @@ def run_command(began: float | None = None) -> None:
         status = call_command(sys.argv[1:] or ["--help"], began)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
         sys.stdout.flush()
+    except SystemExit: raise
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
-    except find_kinds("commands", "misunderstood") as error:
+    except find_kinds("outputs", "misunderstood") as error:
         exit_with(error.format_message() + usage(error), 2)
     except find_kinds("outputs", "bad_input") as error:
         exit_with(str(error.args[0] if error.args else error), 2)
-    except find_kinds("commands", "interruptions"):
+    except find_kinds("outputs", "interruptions"):
         exit_with("interrupted", 130)
     except BrokenPipeError:
         discard(1)
@@ -75,6 +78,17 @@ def call_command(arguments: list[str], began: float | None) -> int | None:
 def find_kinds(module: str, kinds: str) -> Any:
     """Exceptions that a module of commands knows of, which is imported once one is there."""
     return getattr(import_module(f"rewrites.cli.{module}"), kinds)()
+
+
+def attend_termination() -> None:
+    """SIGTERM ends the command as an error would: what is being written is cleared away, and processes that compute for
+    it end, too."""
+    process = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() != process: os._exit(128 + number)    # a fork, which clears away nothing of its parent's
+        sys.exit(128 + number)
+    signal.signal(signal.SIGTERM, end)
 
 
 def attend_streams() -> None:

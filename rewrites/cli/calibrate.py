@@ -1,16 +1,25 @@
-"""What `opmatrix calibrate` does: measures this machine, keeps what later commands read, says what it found."""
+"""The work of `opmatrix calibrate`, which measures this machine, keeps what later commands read and says what it found,
+and of `opmatrix compile`."""
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import expm1
+from pathlib import Path
 
 from formats import kernels
+from formats.disk.cache import CACHE_VARIABLE
+from formats.disk.files import shown
 from formats.machine import blas, peaks
 from formats.machine.calibration import calibrate
 from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
 from formats.machine.quiet import describe_noise
 from opmatrix.display.tables import table
+from opmatrix.pipelines.compiled_ahead import compile_ahead
 from opmatrix.pricing import catalogue
+from opmatrix.program import Program
 from rewrites.cli import environment
 from rewrites.phases import Report
 
@@ -37,6 +46,29 @@ def calibrate_machine(report: Report) -> tuple[str, dict[str, object]]:
     return said, {"machine": machine.name, "threads": machine.threads, "seconds": seconds, "busy": machine.busy,
                   "peaks": asdict(found), "blas": {"core": setting.core, "rates": setting.rates},
                   "kernels": kernel_figures(machine), "kept": str(target) if all(kept) else None}
+
+
+def compile_into(directory: Path, cache: Path | None, own: Path | None, began: float | None) -> str:
+    """Compile all that a saved program needs into a cache, by default the user's; a line that says where it lies."""
+    report = Report(began=began)
+    with report.phase("load"): program = Program.load(directory, laws=own)
+    with report.phase("compile") as progress, caching_in(cache):
+        made = compile_ahead(program, lambda name, seconds: progress(name))
+    asked = "" if cache is None else f"\nwhere the program runs: export {CACHE_VARIABLE}={shown(cache.absolute())}"
+    closed = f"\nother users cannot read them: {made.closed}" if made.closed else ""
+    return (f"{made.kernels} kernels for {made.processor} in {shown(made.place)}, {made.bytes:,} bytes, {made.new} of "
+            f"them compiled now{asked}{closed}")
+
+
+@contextmanager
+def caching_in(cache: Path | None) -> Iterator[None]:
+    """Inside, the cache is another directory, if one is given."""
+    before = os.environ.get(CACHE_VARIABLE)
+    if cache is not None: os.environ[CACHE_VARIABLE] = str(cache.absolute())
+    try: yield
+    finally:
+        if before is not None: os.environ[CACHE_VARIABLE] = before
+        else: os.environ.pop(CACHE_VARIABLE, None)
 
 
 def peak_table(found: Peaks) -> str:

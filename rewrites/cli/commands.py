@@ -1,9 +1,8 @@
-"""The commands: optimize, calibrate, run, generate, embed, evaluate, doctor, laws, explain, report, profile, verify,
-plan, partition, launch, spectrum."""
+"""The commands: optimize, calibrate, compile, run, generate, embed, evaluate, doctor, laws, explain, report, profile,
+verify, plan, partition, launch, spectrum."""
 import time
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,20 +15,6 @@ from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 
 if TYPE_CHECKING:
     from rewrites.verify.user_laws import UserDeclarations
-
-
-def interruptions() -> tuple[type[BaseException], ...]:
-    """What ends a command that was interrupted."""
-    return KeyboardInterrupt, typer.Abort
-
-
-def misunderstood() -> Any:
-    """What typer raises for a command that is not understood; older ones leave that to click."""
-    if find_spec("typer.exceptions"):
-        from typer.exceptions import TyperException
-        return TyperException
-    from click import ClickException
-    return ClickException
 
 
 app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
@@ -148,6 +133,21 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
         said, found = calibrate_machine(report)
     say(said)
     write_results(found, results)
+
+
+@app.command("compile")
+def compile_program(
+    context: typer.Context,
+    directory: options.Saved,
+    cache: Annotated[Path | None, typer.Option("--into", metavar="CACHE", help=(
+        "a directory to keep kernels in, DIRECTORY/cache say; OPMATRIX_CACHE is to name it where the program runs"))] =
+        None,
+    own: options.OwnThings = None,
+) -> None:
+    """Compile ahead all that a saved program needs on this processor, into the user's cache or another one, for all
+    users to read: a process that runs it later compiles nothing, and need not write anywhere."""
+    from rewrites.cli.calibrate import compile_into
+    say(compile_into(directory, cache, own, context.obj))
 
 
 @app.command()

@@ -155,6 +155,8 @@ EXAMPLES = {                                                # command -> lines t
     "optimize": ["opmatrix optimize minilm --error 0.02 --out fast.opmatrix --json found.json",
                  "opmatrix optimize minilm --without spread --without associate --quiet --html report.html"],
     "calibrate": ["opmatrix calibrate --json measured.json", "opmatrix calibrate && opmatrix doctor"],
+    "compile": ["opmatrix compile minilm.opmatrix",
+                "opmatrix compile minilm.opmatrix --into minilm.opmatrix/cache"],
     "run": ['opmatrix run minilm.opmatrix "a sentence" "another"',
             'opmatrix run smollm2.opmatrix "the capital of France is" --json next.json'],
     "generate": ['opmatrix generate smollm2 "the capital of France is"',
@@ -179,7 +181,8 @@ EXAMPLES = {                                                # command -> lines t
     "spectrum": ["opmatrix spectrum minilm", "opmatrix spectrum minilm --out spectra.svg --json spectra.json"]}
 
 STATUSES = {0: "all went well", 1: "a check of `verify` failed, or what is printed could not be written",
-            2: "bad input", 70: "a fault of opmatrix itself, kept in a file", 130: "an interruption"}
+            2: "bad input", 70: "a fault of opmatrix itself, kept in a file", 130: "an interruption",
+            143: "SIGTERM"}
 
 
 def show_examples(lines: Sequence[str]) -> str:

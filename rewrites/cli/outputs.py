@@ -9,7 +9,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.cache import location
@@ -27,6 +29,21 @@ def bad_input() -> tuple[type[Exception], ...]:
     from formats import FormatError
     from rewrites.extraction import Infeasible
     return InputError, Infeasible, FormatError
+
+
+def interruptions() -> tuple[type[BaseException], ...]:
+    """The exceptions of a command that was interrupted."""
+    from typer import Abort
+    return KeyboardInterrupt, Abort
+
+
+def misunderstood() -> Any:
+    """The exception of a command that is not understood, which older versions of typer leave to click."""
+    if find_spec("typer.exceptions"):
+        from typer.exceptions import TyperException
+        return TyperException
+    from click import ClickException
+    return ClickException
 
 
 def printable(words: str) -> str:

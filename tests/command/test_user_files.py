@@ -1,15 +1,19 @@
 """Files of the user: what cannot be written is refused before the work, a file is whole or as it was, pipes are read
 once, and what a file says is shown without what a terminal would obey."""
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 import checkpoints
 import numpy as np
 import pytest
-from children import ROOT
+from children import LIMIT, ROOT
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.disk import files
@@ -63,6 +67,35 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     file.unlink()
     file.symlink_to("elsewhere")
     with pytest.raises(OSError, match="it is a link"), files.replacing(file): pass
+
+
+def list_opened(process):
+    """The paths of files that a process has open."""
+    for each in os.listdir(room := f"/proc/{process.pid}/fd"):
+        with suppress(FileNotFoundError): yield os.readlink(f"{room}/{each}")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what a process has open is found by /proc")
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_a_command_that_is_told_to_end_leaves_nothing(program, tmp_path, unnamed):
+    """While it writes, and waits for more texts: by SIGTERM, and by SIGKILL where a file needs no name."""
+    program.save(tmp_path / "program")
+    os.mkdir(place := str(tmp_path / "rows"))
+    code = ("import sys; from formats.disk import files; from rewrites.cli.__main__ import main; "
+            f"{'' if unnamed else 'files.open_unnamed = lambda *_: None; '}"
+            "sys.argv[1:] = ['embed', 'program', '-', '--out', 'rows/rows.npy']; main()")
+    with files.replacing(tmp_path / "trial"): nameless = unnamed and not list(tmp_path.glob(".*.part"))
+    pattern = f"{place}/#*" if nameless else f"{place}/.????????.part"
+    for number in (signal.SIGTERM, *([signal.SIGKILL] if nameless else [])):
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        while not any(fnmatch(each, pattern) for each in list_opened(process)):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == (143 if number == signal.SIGTERM else -9) and not errors
+        assert not os.listdir(place)
 
 
 # ---- texts from pipes and devices

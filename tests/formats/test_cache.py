@@ -12,7 +12,7 @@ import pytest
 from children import ROOT
 
 from formats.core.errors import InputError
-from formats.disk import cache, holdings
+from formats.disk import cache, files, holdings
 from formats.disk.cache import Distrusted
 from formats.disk.holdings import DAY, MONTH
 from formats.kernels.engine import objects
@@ -49,13 +49,42 @@ def kept(home): return home / "machines" / "kept.json"
 # ---- who could have written it
 
 @posix
-def test_what_is_made_is_for_nobody_else(home, monkeypatch):
-    made = [home.parent, home, home / "machines", kept(home)]
-    assert [oct(path.stat().st_mode & 0o777) for path in made] == ["0o700"] * 3 + ["0o600"]
-    before = os.umask(0)
+@pytest.mark.parametrize("unnamed", [True, False])
+@pytest.mark.parametrize("umask, directories, file", [(0, 0o755, 0o644), (0o022, 0o755, 0o644), (0o002, 0o755, 0o644),
+                                                      (0o027, 0o750, 0o640), (0o077, 0o700, 0o600)])
+def test_what_is_made_others_read_as_the_umask_says_and_never_write(home, monkeypatch, unnamed, umask, directories,
+                                                                    file):
+    """From the first moment on, while it is still being written, too."""
+    if not unnamed: monkeypatch.setattr(files, "open_unnamed", lambda *_: None)
+    at_first, before = [], os.umask(umask)
+    monkeypatch.setattr(os, "fsync", lambda number: at_first.append(os.fstat(number).st_mode & 0o777))
     try: cache.put(home / "deeper" / "and" / "deeper", b"")
     finally: os.umask(before)
-    assert all(not path.stat().st_mode & 0o077 for path in (home / "deeper").rglob("*"))
+    made = [home / "deeper", home / "deeper" / "and", home / "deeper" / "and" / "deeper"]
+    assert [path.stat().st_mode & 0o777 for path in made] == [directories, directories, file]
+    assert at_first == [file] and os.listdir(made[1]) == ["deeper"]
+    assert cache.recall(made[2]) == b""
+
+
+@posix
+def test_a_link_is_no_file_of_the_cache(home, tmp_path):
+    """Although it leads to a file of ours: nobody has looked at the directories on its way."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    kept(home).rename(tmp_path / "open" / "kept.json")
+    kept(home).symlink_to(tmp_path / "open" / "kept.json")
+    with pytest.raises(Distrusted, match=r"kept\.json: it is a link"): cache.recall(kept(home))
+
+
+@pytest.mark.skipif(holdings.fcntl is None, reason="no locks here")
+def test_a_lock_that_a_stranger_holds_is_not_waited_for(home, monkeypatch):
+    """Who may read a directory may lock it."""
+    monkeypatch.setattr(holdings, "PATIENCE", 0.0)
+    stranger = os.open(home, os.O_RDONLY)
+    try:
+        holdings.fcntl.flock(stranger, holdings.fcntl.LOCK_EX)
+        os.close(holdings.using(home))
+    finally: os.close(stranger)
 
 
 @posix
@@ -120,6 +149,42 @@ def test_links_are_followed_that_only_we_could_have_made(home, tmp_path, monkeyp
     with pytest.raises(Distrusted, match="mine: others may write there"): cache.recall(kept(tmp_path / "relative"))
     (tmp_path / "endless").symlink_to("endless")
     with pytest.raises(InputError, match="symbolic links"): cache.recall(kept(tmp_path / "endless"))
+
+
+UNREADABLE = """
+import os, sys                                              # all before: the other user may not read this Python
+from pathlib import Path
+from formats.disk import cache
+from formats.core.errors import InputError
+if not os.geteuid():
+    os.setgroups([])
+    os.setgid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))
+try: cache.recall(Path(sys.argv[1]) / "machines" / "kept.json")
+except InputError as error: print(type(error).__name__, error)
+try: cache.put(Path(sys.argv[1]) / "machines" / "more.json", b"")
+except OSError as error: print(cache.why(Path(sys.argv[1]) / "machines", error))
+"""
+
+
+@posix
+@pytest.mark.parametrize("where, said, kept_said", [
+    ("the cache", "{home}: it belongs to user", "{home}: it belongs to user"),
+    ("a kind", "{home}/machines: it belongs to user", "{home}/machines: it belongs to user"),
+    ("the file", "{home}/machines: a file there belongs to user", "{home}/machines: Permission denied: set")])
+def test_what_may_not_be_read_is_said_so_and_not_that_writing_failed(where, said, kept_said):
+    """By another user where this one is root, whom no mode stops."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        cache.put(kept(home := Path(place) / "cache"), b"kept")
+        for each in (home, home / "machines"): each.chmod(0o555)
+        WRITTEN[where](home).chmod(0o700 if os.geteuid() == 0 else 0)
+        done = subprocess.run([sys.executable, "-c", UNREADABLE, str(home), str(OTHER)], capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(ROOT), "OPMATRIX_CACHE": str(home)})
+        for each in (home, home / "machines"): each.chmod(0o700)
+    read, written = done.stdout.splitlines()
+    assert read.startswith("Unreadable " + said.format(home=home)) and f"chmod -R go+rX {home}" in read, done.stderr
+    assert written.startswith(kept_said.format(home=home))
 
 
 @posix

@@ -2,19 +2,29 @@
 import ast
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from checkpoints import CONFIG, arrays
-from children import ROOT
+from children import LIMIT, ROOT
 from programs import bert_program, unfused_layer
 
 from formats import FORMATS, kernels
+from formats.core.errors import InputError
+from formats.disk import locks
 from formats.kernels import frozen
-from formats.kernels.engine import objects
+from formats.kernels.engine import compiler, objects
 from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
 from formats.kernels.engine.native import Nothing, types
 from formats.kernels.rows.activations import PASSES
@@ -65,13 +75,22 @@ print(objects.key(), PASSES["square"].symbol, packed.symbol)
 def cache(tmp_path_factory):
     """A cache that has one function, and its key."""
     directory = tmp_path_factory.mktemp("cache")
-    said, key = run(SQUARE, OPMATRIX_CACHE=str(directory))
+    first = done(SQUARE, OPMATRIX_CACHE=str(directory))
+    said, key = first.stdout.split()
     assert said == "compiled"
+    assert first.stderr == ("opmatrix: compiling kernels, 1 of them, which may take a minute, once: they are kept in "
+                            f"{directory / 'kernels' / key}\n")
     return directory, key
 
 
 def test_what_was_compiled_is_found_again(cache):
-    assert run(SQUARE, OPMATRIX_CACHE=str(cache[0])) == ["found", cache[1]]
+    again = done(SQUARE, OPMATRIX_CACHE=str(cache[0]))
+    assert again.stdout.split() == ["found", cache[1]] and not again.stderr
+
+
+def test_another_build_of_a_python_finds_it_too(cache):
+    code = f"import sys\nsys.version = '3.{sys.version_info.minor}.99 (built elsewhere) [GCC]'\n{SQUARE}"
+    assert run(code, OPMATRIX_CACHE=str(cache[0])) == ["found", cache[1]]
 
 
 def test_what_is_damaged_is_compiled_again(cache):
@@ -233,6 +252,14 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, place):
             "kernels", "processors"}
 
 
+def relocate(path):
+    """A link to what lies where others may write."""
+    (elsewhere := path.parents[2] / "elsewhere").mkdir()
+    elsewhere.chmod(0o777)
+    path.rename(elsewhere / path.name)
+    path.symlink_to(elsewhere / path.name)
+
+
 FULL = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -255,7 +282,9 @@ def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
 @pytest.mark.deep(every=2)
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
 @pytest.mark.parametrize("place, theirs", [(FILE, lambda path: os.chown(path, 54321, -1)),
-                                           ("kernels", lambda path: path.chmod(0o777))], ids=["square", "kernels"])
+                                           (FILE, lambda path: path.chmod(0o664)), (FILE, relocate),
+                                           ("kernels", lambda path: path.chmod(0o777))],
+                         ids=["a stranger's", "writable to a group", "a link", "kernels"])
 def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_path, place, theirs):
     """It is whole and would be found: only who owns it, or may write to it, is wrong. Both of files and of directories:
     tests/formats/test_cache.py."""
@@ -265,8 +294,8 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
     theirs(found := next(mine.rglob(place)))
     ran = done(SQUARE, OPMATRIX_CACHE=str(mine))
     assert ran.returncode == 0 and ran.stdout.split() == ["compiled", cache[1]]
-    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr
-                                                                         or "others may write" in ran.stderr)
+    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr
+    assert any(words in ran.stderr for words in ("54321", "others may write", "it is a link"))
     again = done(SQUARE, OPMATRIX_CACHE=str(mine))
     if place == FILE: assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
     else: assert again.stdout.split()[0] == "compiled" and again.stderr == ran.stderr
@@ -334,3 +363,127 @@ def test_every_kernel_compiles_and_says_so():
     told = []
     kernels.warm(progress=lambda name, seconds: told.append(name))
     assert sorted(told) == sorted(name for name, function in FUNCTIONS.items() if not function.rare)
+
+
+# ---- compilers that end otherwise than they should
+
+POSIX = pytest.mark.skipif(not hasattr(os, "waitid") or not os.path.isdir("/proc/self/task"),
+                           reason="children are found by /proc")
+
+
+def children(pid):
+    """The numbers of the processes that a process has started."""
+    try: return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError: return []
+
+
+def wait_for(condition):
+    """What a condition gives once it gives anything."""
+    end = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def compiling(tmp_path):
+    """A process on an empty cache, a compiler of its, and the folder of its temporary files."""
+    (temporary := tmp_path / "temporary").mkdir()
+    environment = {"PYTHONPATH": str(ROOT), "OPMATRIX_CACHE": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
+    process = subprocess.Popen([sys.executable, "-c", SQUARE], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, cwd=ROOT, env=os.environ | environment)
+    yield process, wait_for(lambda: children(process.pid))[0], temporary
+    process.kill()
+    process.communicate()
+
+
+@POSIX
+@pytest.mark.deep
+def test_a_compiler_that_is_stopped_goes_on(compiling):
+    process, compiler, temporary = compiling
+    os.kill(compiler, signal.SIGSTOP)
+    said, errors = process.communicate(timeout=LIMIT)
+    assert said.startswith("compiled ") and process.returncode == 0, errors
+    assert not [*temporary.iterdir()]
+
+
+@POSIX
+@pytest.mark.deep
+def test_compilers_end_with_the_process_that_wants_them(compiling):
+    """However that ends, and nothing temporary is left."""
+    process, compiler, temporary = compiling
+    process.kill()
+    wait_for(lambda: not os.path.exists(f"/proc/{compiler}") and not [*temporary.iterdir()])
+
+
+@POSIX
+@pytest.mark.deep
+def test_a_compiler_that_the_system_ends_had_too_little_memory(compiling):
+    process, compiler, temporary = compiling
+    os.kill(compiler, signal.SIGKILL)
+    _, errors = process.communicate(timeout=LIMIT)
+    assert errors.splitlines()[-1].startswith("formats.core.errors.InputError: not compiled: square: there was not "
+                                              "enough memory")
+    assert not [*temporary.iterdir()]
+
+
+@pytest.mark.parametrize("codes, said, kind", [
+    ([0, 0], "", type(None)), ([0, -9], "", InputError), ([1], "MemoryError: ", InputError),
+    ([-6], "terminate called after throwing an instance of 'std::bad_alloc'", InputError),
+    ([1, 0], "TypingError", RuntimeError), ([-11], "", RuntimeError)])
+def test_what_ends_compilers_is_told_apart(codes, said, kind):
+    assert type(compiler.find_failure(codes, BytesIO(said.encode()), {"square"})) is kind
+
+
+def test_where_memory_ends_one_compiler_is_tried_alone(monkeypatch):
+    """For what is left, and no further."""
+    counts = []
+    @contextmanager
+    def started(functions, count):
+        counts.append(([each.name for each in functions], count))
+        yield ["square 0.1 \n"] if len(counts) == 1 else [], BytesIO(), [SimpleNamespace(wait=lambda: -9)]
+    monkeypatch.setattr(compiler, "started", started)
+    monkeypatch.setattr("formats.machine.threads.threads", lambda: 2)
+    monkeypatch.setattr(compiler.Host, "here", lambda: SimpleNamespace(usable=2))
+    with pytest.raises(InputError, match="not compiled: relu: there was not enough memory"):
+        list(compiler.compile_each([PASSES["square"], PASSES["relu"]]))
+    assert counts == [(["square", "relu"], 2), (["relu"], 1)]
+
+
+@pytest.mark.skipif(locks.fcntl is None, reason="no locks here")
+def test_several_processes_compile_each_kernel_once(tmp_path, monkeypatch):
+    """Here threads: locks are of open files. All begin with the same kernel."""
+    compiled, functions = Counter(), [PASSES["square"], PASSES["relu"], FUNCTIONS["gelu"]]
+    def compile_to(function, directory, spare):
+        compiled[function.name] += 1
+        time.sleep(0.05)                                     # the others come by
+        objects.write_code(directory, function.symbol, b"code", [])
+        return ""
+    monkeypatch.setattr(compiler, "compile_to", compile_to)
+    answers = os.open(tmp_path / "answers", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    (directory := tmp_path / "kernels").mkdir()
+    work = compiler.CompilerWork(directory, tmp_path, 0, answers)
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(work.compile_all, functions) for _ in range(8)]: each.result()
+    assert compiled == dict.fromkeys(("square", "relu", "gelu"), 1)
+    answered = Counter(line.split()[0] for line in (tmp_path / "answers").read_text().splitlines())
+    assert answered == dict.fromkeys(compiled, 8)
+    assert {path.suffix for path in directory.iterdir()} == {".o"}, "no lock is left"
+    os.close(answers)
+
+
+@pytest.mark.skipif(locks.fcntl is None, reason="no locks here")
+def test_a_kernel_that_another_never_ends_is_compiled_anyway(tmp_path, monkeypatch):
+    """Its process may have been stopped; and what lies there from before, which was not believed, is made anew."""
+    monkeypatch.setattr(compiler, "LONGEST", 0.1)
+    monkeypatch.setattr(compiler, "compile_to", lambda function, *_: made.append(function.name) or "")
+    made, square, answers = [], PASSES["square"], os.open(os.devnull, os.O_WRONLY)
+    work = compiler.CompilerWork(tmp_path, tmp_path, time.time_ns() + 10 ** 9, answers)
+    with locks.taking(objects.lock_file(tmp_path, square.symbol), 0) as taken:
+        assert taken
+        work.compile_all([square])
+    objects.write_code(tmp_path, square.symbol, b"code", [])
+    work.compile_all([square])
+    assert made == ["square", "square"]
+    os.close(answers)

@@ -4,8 +4,8 @@ import ctypes
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from contextvars import ContextVar, copy_context
 from functools import cached_property
 from threading import RLock
@@ -26,6 +26,7 @@ HOME = __package__.rpartition(".")[0]                        # the package of al
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
 COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
 UNFORKED = RLock()                                      # held for moments that a fork must not split; it waits for them
+SHARING: list[None] = []                                     # one for each thread that compiles
 # what a walk does without, see together
 MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)
 T = TypeVar("T")
@@ -132,7 +133,24 @@ def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str
         near = {each.module for each in missing} | {f"{HOME}.{each}" for each in COMMON}
         missing += [each for each in FUNCTIONS.values() if each.module in near and each not in missing
                     and not each.rare and not each.found()]
-    yield from compile_each(missing)
+    with sharing_spare(): yield from load_compiled(compile_each(missing), missing)
+
+
+@contextmanager
+def sharing_spare() -> Iterator[None]:
+    """Inside, a thread compiles, and may do so into the spare directory. That goes once no thread does: what is loaded
+    needs no file, and a process that is killed later leaves none."""
+    with UNFORKED: SHARING.append(None)
+    try: yield
+    finally:
+        with UNFORKED:
+            SHARING.pop()
+            if not SHARING: objects.clear_spare()
+
+
+def load_compiled(compiling: Iterable[tuple[str, float]], missing: list[Function]) -> Generator[tuple[str, float]]:
+    """(name, seconds) of functions that are being compiled; all of them are loaded in the end."""
+    yield from compiling
     if lost := [each.name for each in missing if not each.found()]:
         raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its "
                            "disk full?")

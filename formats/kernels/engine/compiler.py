@@ -1,23 +1,31 @@
 """Compiling functions, each once, by processes of their own: numba is imported there only.
 
-$ python -m formats.kernels.engine.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ... < TEXTS
-NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
+$ python -m formats.kernels.engine.compiler PARENT DIRECTORY SPARE CLAIMS MODULE:NAME ... < TEXTS
+NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)
+
+It ends when its parent does. What a process of another parent compiles is waited for, and not compiled twice."""
 import gc
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 from formats.core.errors import InputError
 from formats.disk.cache import say, why
+from formats.disk.files import shown
+from formats.disk.locks import taking
 from formats.disk.own_python import child_of_module
 from formats.machine.host import Host
 
@@ -28,6 +36,11 @@ from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
 TEXTS = "texts.json"                                         # among claims: what kernels without a module say
 LINES = 30                                                   # of what a process said before it failed
+MANY = 8                                                     # kernels that take seconds
+LOOK = 0.5                                                   # seconds between looks at parents and children
+LONGEST = 60.0                                               # seconds that another process may compile one kernel
+KILLED = -9                                                  # a status: as the system ends who takes its last memory
+OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|out of memory|Cannot allocate memory", re.IGNORECASE)
 
 
 def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
@@ -39,21 +52,46 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     if not has_compiler():
         raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
                          "it was compiled before")
-    count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
-    with started(functions, count) as (answers, said, processes):
-        left = {each.name for each in functions}
-        for line in answers:
-            name, seconds, unkept = line.rstrip("\n").split(" ", 2)
-            left.discard(name)
-            if unkept: say(f"{objects.KEPT_CONTENT}: not kept: {unkept}")
-            yield name, float(seconds)
-        codes = [process.wait() for process in processes]
-        if left and any(codes):
-            said.seek(0)
-            words = said.read().decode(errors="replace").strip().splitlines()[-LINES:]
-            raise RuntimeError("\n".join(
-                [f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
+    announce(len(functions))
+    most = min(threads(), Host.here().usable, len(functions))           # each takes some hundred megabytes
+    left = {each.name: each for each in functions}
+    for count in dict.fromkeys((most, 1)):                   # where memory ends, once more with one process
+        with started([*left.values()], count) as (answers, said, processes):
+            for line in answers:
+                name, seconds, unkept = line.rstrip("\n").split(" ", 2)
+                left.pop(name, None)
+                if unkept: say(f"{objects.KEPT_CONTENT}: not kept: {unkept}")
+                yield name, float(seconds)
+            failure = find_failure([process.wait() for process in processes], said, left) if left else None
+        if not isinstance(failure, InputError): break
+    if failure: raise failure
     objects.tidy()
+
+
+def find_failure(codes: list[int], said: IO[bytes], left: Iterable[str]) -> Exception | None:
+    """The error of compilers that ended with these statuses and have left some kernels; none where all went well. For
+    want of memory it is an InputError."""
+    if not any(codes): return None
+    said.seek(0)
+    words = said.read().decode(errors="replace").strip()
+    named = ", ".join(sorted(left))
+    if KILLED in codes or OUT_OF_MEMORY.search(words):
+        return InputError(f"not compiled: {named}: there was not enough memory for a compiler, which takes some "
+                          "hundred megabytes: allow more, or compile where there is more, with this cache")
+    return RuntimeError("\n".join([f"not compiled: {named} (exit status {max(codes, key=abs)})",
+                                   *words.splitlines()[-LINES:]]))
+
+
+def announce(count: int) -> None:
+    """Say that compiling begins where it takes seconds: of many kernels, and of the first that a processor's directory
+    keeps."""
+    place = objects.target()
+    spare = objects.is_spare(place)
+    if count < MANY and (spare or any(place.glob("*.o"))): return
+    how = "by every process anew, as they cannot be kept" if spare else f"once: they are kept in {shown(place)}"
+    if spare and objects.has_others():
+        how += f": those in {shown(objects.home().parent)} are of another processor or another version"
+    say(f"compiling kernels, {count} of them, which may take a minute, {how}")
 
 
 def has_compiler() -> bool:
@@ -64,7 +102,7 @@ def has_compiler() -> bool:
 
 @contextmanager
 def started(functions: list[Function],
-            count: int) -> Iterator[tuple[IO[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
+            count: int) -> Iterator[tuple[Iterable[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
     """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they
     begin far from each other, as neighbours share what they call."""
     names = [f"{each.module}:{each.name}" for each in functions]
@@ -74,7 +112,8 @@ def started(functions: list[Function],
         texts.write_bytes(hand_over(functions))
         beside = f"{HOME.partition('.')[0]}."               # ours is found without, and a text's is not imported
         users = {each.module for each in functions if not each.module.startswith(beside)}
-        child = child_of_module(__name__, str(objects.target()), objects.spare().name, claims, users=sorted(users),
+        child = child_of_module(__name__, str(os.getpid()), str(objects.target()), objects.spare().name, claims,
+                                users=sorted(users),
                                 OPMATRIX_COMPILES="1", NUMBA_CPU_NAME=NAME, NUMBA_CPU_FEATURES=FEATURES)
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -86,10 +125,31 @@ def started(functions: list[Function],
                             processes.append(subprocess.Popen([*child.command, *order], stdin=given, stdout=sink,
                                                               stderr=said, env=child.environment))
                 finally: os.close(sink)
-            with os.fdopen(source) as answers: yield answers, said, processes
+            with os.fdopen(source, "rb") as answers: yield read_answers(answers, processes), said, processes
         finally:
             for process in processes: process.kill()
             for process in processes: process.wait()
+
+
+def read_answers(answers: IO[bytes], processes: list[subprocess.Popen[bytes]]) -> Iterator[str]:
+    """The lines that compilers write, until they have ended. One that was stopped goes on."""
+    if not hasattr(os, "waitid"):                            # where nothing stops, or nobody can say so
+        for line in answers: yield line.decode()
+        return
+    import select
+    rest = b""
+    while True:
+        while not select.select([answers], [], [], LOOK)[0]: continue_stopped(processes)
+        if not (piece := os.read(answers.fileno(), 1 << 16)): return
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def continue_stopped(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Let children of ours that were stopped go on."""
+    for process in processes:
+        with suppress(OSError):                              # it has ended
+            if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG): process.send_signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -104,21 +164,74 @@ def claiming() -> Iterator[str]:
 
 def main(directory: str, spare: str, claims: str, *names: str) -> None:
     """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
-    answers = os.dup(1)
+    work = CompilerWork(Path(directory), Path(spare), (Path(claims) / TEXTS).stat().st_mtime_ns, os.dup(1))
     os.dup2(2, 1)                                            # what modules print is no answer
     written = take_over(sys.stdin.buffer.read())
     leave_unemitted()
+    work.compile_all(claim(names, Path(claims), written))
+
+
+def claim(names: Iterable[str], claims: Path, written: Mapping[str, Function]) -> Iterator[Function]:
+    """The functions of these names that no other compiler of the same parent has taken yet."""
     for each in names:
         module, name = each.split(":")
-        try: (Path(claims) / name).touch(exist_ok=False)
+        try: (claims / name).touch(exist_ok=False)
         except FileExistsError: continue
-        begun = time.perf_counter()
         import_module(module)
         if (function := written.get(name) or FUNCTIONS.get(name)) is None:
             raise SystemExit(f"{module}: importing it declares no kernel {name}")
-        try: unkept = compile_to(function, Path(directory), Path(spare))
-        except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
-        os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
+        yield function
+
+
+@dataclass(frozen=True)
+class CompilerWork:
+    """Where a compiler puts object code, else a spare directory; since when (nanoseconds) code there is new; the number
+    of the file that it answers to."""
+    directory: Path
+    spare: Path
+    since: int
+    answers: int
+
+    def compile_all(self, functions: Iterable[Function]) -> None:
+        """Compile functions, and last those that other processes are at."""
+        elsewhere = [function for function in functions if not self.compile(function, 0)]
+        for function in elsewhere:
+            if not self.compile(function, LONGEST): self.compile_anyway(function)
+
+    def compile(self, function: Function, seconds: float) -> bool:
+        """Compile a function, unless another process has done so. False where one has been at it for so long."""
+        with taking(objects.lock_file(self.directory, function.symbol), seconds) as taken:
+            if taken and self.is_new(function): self.answer(function, 0.0, "")
+            elif taken: self.compile_anyway(function)
+        return taken
+
+    def is_new(self, function: Function) -> bool:
+        """Whether the code of a function has been written since this was asked for, and is whole."""
+        file = objects.file(self.directory, function.symbol)
+        try: return file.stat().st_mtime_ns >= self.since and bool(objects.read_intact(file))
+        except (OSError, InputError): return False
+
+    def compile_anyway(self, function: Function) -> None:
+        """Compile a function, whoever else does."""
+        begun = time.perf_counter()
+        try: unkept = compile_to(function, self.directory, self.spare)
+        except Exception as error:
+            raise SystemExit(f"{function.module}.{function.name}: {type(error).__name__}: {error}") from error
+        self.answer(function, time.perf_counter() - begun, unkept)
+
+    def answer(self, function: Function, seconds: float, unkept: str) -> None:
+        """Say that the code of a function is there."""
+        os.write(self.answers, f"{function.name} {seconds:.3f} {unkept}\n".encode())
+
+
+def attend_parent(parent: int, *leftovers: str) -> None:
+    """From now on this process ends soon after its parent has, and removes the directories that the parent would
+    have."""
+    def attend() -> None:
+        while os.getppid() == parent: time.sleep(LOOK)
+        for each in leftovers: shutil.rmtree(each, ignore_errors=True)
+        os._exit(1)
+    if os.name != "nt": Thread(target=attend, daemon=True).start()
 
 
 def leave_unemitted() -> None:
@@ -168,4 +281,6 @@ def compile_function(function: Function) -> tuple[bytes, list[str]]:
     return made._library._codegen._tm.emit_object(module), absent
 
 
-if __name__ == "__main__": main(*sys.argv[1:])
+if __name__ == "__main__":
+    attend_parent(int(sys.argv[1]), *sys.argv[3:5])
+    main(*sys.argv[2:])

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
-from formats.disk.cache import Distrusted, guarded, location, make_directory, put, recall, say, unkept
-from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, using
+from formats.disk.cache import Distrusted, Unreadable, guarded, location, make_directory, put, recall, say, unkept
+from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, list_entries, using
 
 from . import elf
 from .processor import FEATURES, NAME, release
@@ -39,10 +39,11 @@ LOADED: dict[str, int] = {}                                  # addresses
 
 @cache
 def key() -> str:
-    """A name for all that object code depends on beside sources: processor, who compiled it, how it was told to."""
+    """A name for all that object code depends on beside sources: processor, who compiled it, how it was told to. Of
+    Python that is its bytecode, which is the same for all builds of a version."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")
                       and name not in IGNORED_SETTINGS)
-    parts = (NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform,
+    parts = (NAME, FEATURES, release("numba"), release("llvmlite"), sys.implementation.cache_tag, sys.platform,
              platform.machine(), settings)
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -69,6 +70,23 @@ def target() -> Path:
         return Path(spare().name)
 
 
+def is_spare(directory: Path) -> bool:
+    """Whether a directory is the spare one of this process, which goes with it."""
+    return spare.cache_info().currsize > 0 and directory == Path(spare().name)
+
+
+def has_others() -> bool:
+    """Whether the cache holds kernels under other keys, and none under this one."""
+    return not list_entries(home(), CODES) and bool(list_entries(home().parent, ENTRY_KINDS["kernels"].names))
+
+
+def clear_spare() -> None:
+    """The spare directory goes, once what lies there has been loaded: a process that is killed leaves none."""
+    if spare.cache_info().currsize:
+        spare().cleanup()
+        spare.cache_clear()
+
+
 @cache
 def hold(directory: Path) -> None:
     """This process uses its directory of the cache from now on. Raises OSError, and Distrusted."""
@@ -89,14 +107,19 @@ def file(directory: Path, name: str) -> Path:
     return directory / f"{name}.o"
 
 
+def lock_file(directory: Path, name: str) -> Path:
+    """The file that says, while it is locked, that a process compiles this symbol."""
+    return file(directory, name).with_name(f".{name}.lock")
+
+
 def read_code(name: str) -> bytes:
-    """The content of the file of this name; nothing unless it is there and whole. What others could have written is not
-    read from the cache, which is said, and an error in a spare directory."""
+    """The content of the file of this name; nothing unless it is there and whole. What others could have written, and
+    what this user may not read, is not read from the cache, which is said, and an error in a spare directory."""
     if spare.cache_info().currsize and (found := read_intact(file(Path(spare().name), name))): return found
     try: directory = guarded(home())
     except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
     try: found = read_intact(file(directory, name))
-    except Distrusted as error: say(f"compiled again: {error}")
+    except (Distrusted, Unreadable) as error: say(f"compiled again: {error}")
     else:
         with suppress(OSError, InputError):
             if found: hold(directory)
@@ -105,9 +128,9 @@ def read_code(name: str) -> bytes:
 
 
 def read_intact(place: Path) -> bytes:
-    """The code in a file; nothing where there is none or it is damaged. Raises Distrusted."""
+    """The code in a file; nothing where there is none or it is damaged. Raises Distrusted, Unreadable."""
     try: content = recall(place)
-    except Distrusted: raise
+    except (Distrusted, Unreadable): raise
     except InputError: return b""
     return content[:-SIZE] if content[-SIZE:] == checksum(content[:-SIZE]) else b""
 
