@@ -9,6 +9,8 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from formats.core.errors import InputError
 from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
@@ -97,7 +99,9 @@ class Checkpoint:
                    found.said)
 
     def look_up(self, name: str) -> Tensor | None:
-        """The tensor of that name, with or without the family's prefix, if there is one."""
+        """The tensor of that name, with or without the family's prefix, if there is one, or its copy."""
+        copy = self.layout.copies.get(name)
+        if copy and (stored := self.look_up(copy)): return stored
         for prefix in ("", self.prefix):
             for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
@@ -216,11 +220,24 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
                 # tied or not, adapters call it by its own name
-                if self.speaks: model = model @ head(self.config, partial(at, called=self.layout.head))
+                if self.speaks:
+                    model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
                 if beside: model = beside.put(model)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
         return model
+
+    def holds_head(self) -> bool:
+        """Whether the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
+        goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError where they
+        hold none and the config does not tie."""
+        stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
+        if stored is None and not self.said["tie_word_embeddings"]:
+            raise InputError(f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
+                             f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
+                             "or set it to true if the table of tokens does")
+        if stored is None or table is None: return stored is not None
+        return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
 
     def complete(self, found: set[Tensor]) -> None:
         """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves

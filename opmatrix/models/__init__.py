@@ -75,13 +75,13 @@ def build(config: Settings, at: ArraySource) -> Operator:
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
-def head(config: Settings, at: ArraySource) -> Operator:
+def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
-    2017)."""
+    2017). `stored`: files hold a matrix for the head, whatever the config says of ties."""
     sizes, names = normalise_config(config), layout(config)
-    table = at(names.table if sizes["tie_word_embeddings"] else names.head, sizes["vocab_size"], sizes["hidden_size"])
-    found: Operator = weight(table.T)
-    return found
+    tied = sizes["tie_word_embeddings"] and not stored
+    scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
+    return scores
 
 
 def promised(config: Settings, scores: bool = False) -> Operator:
