@@ -16,6 +16,7 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
+from opmatrix.files.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import Tokenizer, rows_of_table
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
     from opmatrix.models.config import TensorNames
 
-WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+PICKLED = "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
 # and those of models that answer by a head of their own
 ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
@@ -71,15 +72,15 @@ class Checkpoint:
         from opmatrix.models import check
         directory = Path(directory)
         if isfile(directory): return cls.of_gguf(directory, name)
-        if not (directory / "config.json").exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
+        if not (directory / CONFIG).exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
             return cls.of_gguf(files[0], name)
         if not isdir(directory):                            # a name that cannot be is none
             raise InputError(f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
                              f"{lying(directory)}: give a directory that holds them")
-        if not (directory / "config.json").exists():
+        if not (directory / CONFIG).exists():
             raise InputError(f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
                              "give a directory that holds it")
-        config = Config(directory / "config.json")
+        config = Config(directory / CONFIG)
         with config.named(): check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 
@@ -255,7 +256,7 @@ class Checkpoint:
     @property
     def vocabulary(self) -> Path:
         """The file that holds the tokenizer."""
-        return self.directory / "tokenizer.json" if self.keys is None else self.directory
+        return self.directory / TOKENIZER if self.keys is None else self.directory
 
     def tokenizer_text(self) -> str | None:
         """The text of its tokenizer.json, or of one that says what a GGUF file says; None where there is none."""

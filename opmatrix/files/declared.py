@@ -7,17 +7,15 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
+from opmatrix.files.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
 from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
 
-MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
 FLAGS = {                                                   # older names of modes, in the order of their results
     "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken"}
 WIDTHS = "embedding_dimension", "word_embedding_dimension"
-TRANSFORMER = [f"sentence_{kind}_config.json" for kind in
-               ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]
 USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
          "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}
 IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"        # they change no embedding of a plain text
@@ -35,8 +33,8 @@ def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
     check_task(directory)
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
-    which = read_modes(folders["Pooling"] / "config.json", width, prompt)
-    if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
+    which = read_modes(folders["Pooling"] / CONFIG, width, prompt)
+    if normal := folders.get("Normalize"): check_normalize(normal / CONFIG)
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
@@ -137,7 +135,7 @@ def prompted(file: Path) -> str:
 def transformer(directory: Path) -> tuple[int | None, bool]:
     """Tokens that a text is cut at, and whether it becomes lower case."""
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
-    found, tokens = read_entries(files[0], absent=True), read_entries(directory / "tokenizer_config.json", absent=True)
+    found, tokens = read_entries(files[0], absent=True), read_entries(directory / TOKENIZER_CONFIG, absent=True)
     found.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
     for key, wanted in USUAL.items(): found.usual(key, wanted)
     tokens.usual("truncation_side", "right")
