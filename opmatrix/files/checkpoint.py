@@ -37,11 +37,20 @@ ROWS = "take a row a token: --output rows"
 
 class Config(dict[str, object]):
     """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the
-    key."""
+    key. `left_out`: keys that the file lacks, with the values that its family reads them as."""
 
     def __init__(self, path: Path, said: dict[str, object] | None = None):
         super().__init__(json_object(path) if said is None else said)
         self.path = path
+        self.left_out: dict[str, object] = {}
+
+    def fill(self) -> None:
+        """Gives keys that the file lacks the values that transformers gives them, by family."""
+        from opmatrix.models import older_names
+        from opmatrix.models.left_out import LEFT_OUT
+        usual, older = LEFT_OUT.get(str(self.get("model_type")), {}), older_names(self)
+        self.left_out = {key: usual[key] for key in usual if key not in self and older.get(key, key) not in self}
+        self.update(self.left_out)
 
     def __missing__(self, key: str) -> Any:
         raise InputError(f"{self.path}: {key!r} is missing: take the config.json that belongs to the weights")
@@ -51,7 +60,10 @@ class Config(dict[str, object]):
         """Errors of a family, which knows the config but not its file, name the file."""
         try: yield
         except InputError as error:
-            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", str(error))) from error
+            key = re.match(r"config: (\w+) is ", str(error))
+            usual = f"{key[1]}, left out, " if key and key[1] in self.left_out else ""
+            text = re.sub(rf"^config: {key[1]} ", f"config: {usual}", str(error)) if key and usual else str(error)
+            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", text)) from error
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class Checkpoint:
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
         """Raises InputError where the directory, its config.json or its weights are missing or damaged, where no model
         family is known by the config's `model_type`, or where the config says what the family does not allow."""
-        from opmatrix.models import check
+        from opmatrix.models import check, named_family
         directory = Path(directory)
         if isfile(directory): return cls.of_gguf(directory, name)
         if not (directory / CONFIG).exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
@@ -81,7 +93,10 @@ class Checkpoint:
             raise InputError(f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
                              "give a directory that holds it")
         config = Config(directory / CONFIG)
-        with config.named(): check(config)
+        with config.named():
+            named_family(config)
+            config.fill()
+            check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 
     @classmethod
@@ -130,7 +145,8 @@ class Checkpoint:
         """Raises InputError for a tensor of another shape than the config leads to."""
         if tensor.shape == shape: return
         differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
-        keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
+        keys = [key + ", left out" * (key in self.config.left_out) for key, size in self.config.items()
+                if type(size) is int and size in differ] or ["its sizes"]
         raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
                          f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
 
@@ -258,23 +274,28 @@ class Checkpoint:
         """The file that holds the tokenizer."""
         return self.directory / TOKENIZER if self.keys is None else self.directory
 
+    @cached_property
     def tokenizer_text(self) -> str | None:
-        """The text of its tokenizer.json, or of one that says what a GGUF file says; None where there is none."""
-        if self.keys is None: return read_text(self.vocabulary) if self.vocabulary.exists() else None
+        """The text of a tokenizer.json that says what all its files say of texts, or what a GGUF file says; None where
+        there is none."""
+        if self.keys is None:
+            if not self.vocabulary.exists(): return None
+            from opmatrix.files.tokenizer_classes import effective_text
+            return effective_text(read_text(self.vocabulary), self.directory, self.config)
         from opmatrix.files.merges import tokenizer
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
         # which is not there
-        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)
+        if (text := self.tokenizer_text) is None: return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
                                    vocabulary=rows_of_table(self.said))
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see
         opmatrix.files.declared."""
-        return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
+        return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 
 def load_data(found: Tensor | ExpertTensors, name: str) -> Data:

@@ -34,10 +34,11 @@ class LineReading:
 
 @contextmanager
 def unpanicked() -> Generator[None]:
-    """A tokenizer that contradicts itself makes its library panic, which is no Exception: InputError instead."""
+    """A tokenizer that contradicts itself makes its library raise an Exception of no kind, or panic, which is none:
+    InputError instead."""
     try: yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException": raise
+        if type(error).__name__ != "PanicException" and type(error) is not Exception: raise
         raise InputError(f"tokenizer.json contradicts itself ({error}): get it again") from error
 
 

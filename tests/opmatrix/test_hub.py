@@ -101,7 +101,8 @@ def speaking(hub):
         checkpoints.safetensors(hub.there / shard, {name: arrays[name] for name in arrays if shards[name] == shard})
     for name, content in {
             "model.safetensors.index.json": {"weight_map": shards}, "config.json": config,
-            "generation_config.json": {"eos_token_id": [4, 5]}, "tokenizer_config.json": {"eos_token": "river"},
+            "generation_config.json": {"eos_token_id": [4, 5]}, "tokenizer_config.json": {
+                "eos_token": "river", "tokenizer_class": "PreTrainedTokenizerFast"},
             "special_tokens_map.json": {"eos_token": "river"}, "added_tokens.json": {}}.items():
         (hub.there / name).write_text(json.dumps(content))
     return hub
