@@ -37,7 +37,7 @@ from opmatrix.pipelines.text import unpanicked
 CLOSE = 1e-4                                                # of the largest number: sums in another order
 MOST_REFUSED = 0.15
 TEXTS = ["the river runs dry.", "The Bank  of the RIVER?", " dry, the", "Caf\u00e9 cafe\u0301 \u00e9", "un \u6cb3 bank",
-         "a [MASK] the [SEP]dry", "the<s> </s>river <pad> <mask>", "of <|endoftext|> <|im_start|>the"]
+         "a [MASK] the [SEP]dry", "the<s> </s>river <unk> <mask>", "of <|endoftext|> <|im_start|>the"]
 LONG = "the bank of the river runs dry " * 5
 MODEL, WORDS, OLD, TOKENIZER = "config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"
 KEPT = "model.safetensors", "model.safetensors.index.json", TOKENIZER, MODEL, "modules.json", "1_Pooling/config.json"
@@ -56,6 +56,7 @@ ADDED: dict[str, dict[str, list[Any]]] = {                  # values of keys tha
             "tokenizer_class": ["PreTrainedTokenizerFast", "BertTokenizer", "GPT2TokenizerFast", "SomeTokenizer"]},
     OLD: {"mask_token": ["runs"], "additional_special_tokens": [["river"]], "do_lower_case": [False]},
     TOKENIZER: {}, "generation_config.json": {"temperature": [0.5], "max_length": [3]}}
+TEXT_FILES = WORDS, OLD, TOKENIZER, "added_tokens.json"
 NEW_FILES: dict[str, Any] = {OLD: {"unk_token": "un", "mask_token": "runs"}, "added_tokens.json": {"bank of": 9},
                              WORDS: {"model_max_length": 512}}
 
@@ -131,7 +132,7 @@ def of_keys(name: str, content: Any, before: tuple[str | int, ...] = ()) -> Iter
 def others(key: str, value: Any) -> list[Any]:
     """Values in the place of one."""
     if type(value) is bool: return [not value]
-    if type(value) is int: return [value + 1, 12 if value < POSITIONS else 20]
+    if type(value) is int: return [value + 1, 12 if value < POSITIONS else value * 9 // 10]
     if type(value) is float: return [value * 4 or 0.5]
     if isinstance(value, str): return ["river", value + "x"] if key.endswith("_token") else [value + "x"]
     if isinstance(value, list): return [[], [*value, *value[:1]]] if key not in ("vocab", "merges") else []
@@ -155,8 +156,9 @@ def of_flags(name: str, content: Any, path: tuple[str | int, ...] = ()) -> Itera
 
 # ---- both readings
 
-def theirs(place: Path, family: SavedFamily, speaks: bool) -> Reading:
-    """What transformers makes of a directory, or sentence-transformers where its files are there."""
+def theirs(place: Path, family: SavedFamily, speaks: bool, known: Reading | None = None) -> Reading:
+    """What transformers makes of a directory, or sentence-transformers where its files are there. `known`: a reading of
+    the same model, whose rows are these where the ids are."""
     import torch
     import transformers
     try:
@@ -168,6 +170,7 @@ def theirs(place: Path, family: SavedFamily, speaks: bool) -> Reading:
             return Reading([], np.concatenate([model.encode([text], show_progress_bar=False) for text in texts]))
         words = transformers.AutoTokenizer.from_pretrained(str(place))
         ids = [list(map(int, words(text)["input_ids"])) for text in TEXTS]
+        if known and ids == known.ids: return known
         kind = getattr(transformers, "T5EncoderModel" if family.stem == "T5" else
                        "AutoModelForCausalLM" if speaks else "AutoModel")
         with drawn_weights_raise():
@@ -198,7 +201,7 @@ def drawn_weights_raise() -> Iterator[None]:
 def fits(row: list[int]) -> bool: return 0 < len(row) <= POSITIONS and max(row) < ROWS
 
 
-def ours(place: Path, family: SavedFamily) -> tuple[Reading, bool]:
+def ours(place: Path, family: SavedFamily, known: Reading | None = None) -> tuple[Reading, bool]:
     """What opmatrix makes of it, and whether its rows are scores. A text that it refuses has no ids, as one that has
     ids beyond the table of words has none in a model."""
     try:
@@ -209,6 +212,7 @@ def ours(place: Path, family: SavedFamily) -> tuple[Reading, bool]:
             return Reading([], dense(model, batch)), False
         with unpanicked(): ids = [words.tokenizer.encode(text).ids for text in TEXTS]
         for text, row in zip(TEXTS, ids, strict=True): check_refusal(checkpoint, text, row)
+        if known and ids == known.ids: return known, checkpoint.speaks
         batch = Batch([row for row in ids if fits(row)])
         return Reading(ids, dense(checkpoint.operator(), batch)), checkpoint.speaks
     except InputError as error: return failed(f"InputError: {error}"), False
@@ -250,16 +254,17 @@ def outcomes(name: str, each: int = 1, only: list[Change] | None = None) -> Iter
     with TemporaryDirectory() as room:
         whole = Path(room) / "whole"
         save(family, whole)
-        made, speaks = ours(whole, family)
+        first, speaks = ours(whole, family)
         before = theirs(whole, family, speaks)
-        if before.error or made.error or not made.same(before):
-            raise InputError(f"{name}: unchanged files are read otherwise: {made.error or before.error}")
+        if before.error or first.error or not first.same(before):
+            raise InputError(f"{name}: unchanged files are read otherwise: {first.error or before.error}")
         for number, change in enumerate(only if only is not None else [*changes(whole)][::each]):
             place = Path(room) / str(number)
             shutil.copytree(whole, place, copy_function=link)
             change.apply(place)
-            made, changed_speaks = ours(place, family)
-            wanted = theirs(place, family, speaks if made.error else changed_speaks)
+            of_words = change.file in TEXT_FILES            # the model is as it was
+            made, changed_speaks = ours(place, family, first if of_words else None)
+            wanted = theirs(place, family, speaks if made.error else changed_speaks, before if of_words else None)
             yield judge(name, change, made, wanted, not wanted.error and wanted.same(before))
             shutil.rmtree(place)
 

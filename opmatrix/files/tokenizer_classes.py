@@ -245,7 +245,7 @@ class SpecialTokens:
         """Tokens by their ids, of tokenizer_config.json, or else of added_tokens.json and of tokenizer.json."""
         import tokenizers
         files = self.files
-        if DECODER in files.config: return {int(place): self.token(DECODER, value | {"__type": "AddedToken"})
+        if DECODER in files.config: return {int(place): self.token(DECODER, value)
                                             for place, value in files.config[DECODER].items()}
         special = {str(token) for token in (*self.named.values(), *self.extra) if token is not None}
         listed = {place: tokenizers.AddedToken(word, normalized=word not in special, special=word in special)
@@ -258,7 +258,7 @@ class SpecialTokens:
         """A token from its text, or from an object with its flags."""
         import tokenizers
         if isinstance(value, str): return value
-        if isinstance(value, dict) and (special or value.get("__type") == "AddedToken"):
+        if isinstance(value, dict) and "content" in value:
             flags = {flag: value[flag] for flag in value if flag != "__type"} | ({"special": True} if special else {})
             with suppress(TypeError): return tokenizers.AddedToken(**flags)
         raise InputError(f"{self.files.file_of(key)}: {key} is {value!r:.60}: it must be a token, as text or as an "
