@@ -31,8 +31,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.display.tables import table
-from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.pipelines.text import unpanicked
+from opmatrix.files.checkpoint import open_model
+from opmatrix.pipelines.text import Tokenizer, unpanicked
 
 CLOSE = 1e-4                                                # of the largest number: sums in another order
 MOST_REFUSED = 0.15
@@ -168,6 +168,7 @@ def theirs(place: Path, family: SavedFamily, speaks: bool, known: Reading | None
             model.float()
             texts = [*TEXTS, LONG]                          # alone, as padding on the left moves positions
             return Reading([], np.concatenate([model.encode([text], show_progress_bar=False) for text in texts]))
+        transformers.AutoConfig.from_pretrained(str(place))
         words = transformers.AutoTokenizer.from_pretrained(str(place))
         ids = [list(map(int, words(text)["input_ids"])) for text in TEXTS]
         if known and ids == known.ids: return known
@@ -211,7 +212,7 @@ def ours(place: Path, family: SavedFamily, known: Reading | None = None) -> tupl
             batch, model = words.encode([*TEXTS, LONG]), checkpoint.operator(pooled=True)
             return Reading([], dense(model, batch)), False
         with unpanicked(): ids = [words.tokenizer.encode(text).ids for text in TEXTS]
-        for text, row in zip(TEXTS, ids, strict=True): check_refusal(checkpoint, text, row)
+        for text, row in zip(TEXTS, ids, strict=True): check_refusal(words, text, row)
         if known and ids == known.ids: return known, checkpoint.speaks
         batch = Batch([row for row in ids if fits(row)])
         return Reading(ids, dense(checkpoint.operator(), batch)), checkpoint.speaks
@@ -219,12 +220,14 @@ def ours(place: Path, family: SavedFamily, known: Reading | None = None) -> tupl
     except Exception as error: return failed(f"{type(error).__name__}: {error}"[:200]), False
 
 
-def check_refusal(checkpoint: Checkpoint, text: str, row: list[int]) -> None:
-    """Raises ValueError for ids beyond the table that are not refused."""
-    if not row or max(row) < ROWS: return
-    try: checkpoint.tokenizer().encode(text)
-    except InputError: return
-    raise ValueError(f"{text!r} has ids beyond the table, and is not refused")
+def check_refusal(words: Tokenizer, text: str, row: list[int]) -> None:
+    """Raises as the tokenizer for a text that a model could read, and ValueError for one that none can and that is not
+    refused."""
+    if fits(row): words.encode(text)
+    elif row and max(row) >= ROWS:
+        try: words.encode(text)
+        except InputError: return
+        raise ValueError(f"{text!r} has ids beyond the table, and is not refused")
 
 
 # ---- the table

@@ -19,7 +19,7 @@ from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
-from opmatrix.pipelines.text import Tokenizer, rows_of_table
+from opmatrix.pipelines.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
@@ -290,7 +290,12 @@ class Checkpoint:
         # which is not there
         if (text := self.tokenizer_text) is None: return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
-                                   vocabulary=rows_of_table(self.said))
+                                   readable=ReadableIds(self.said["vocab_size"], self.unplaced))
+
+    @property
+    def unplaced(self) -> int | None:
+        """The id of the token that takes no position, if there is one."""
+        return self.said[self.layout.unplaced] if self.layout.unplaced else None
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see

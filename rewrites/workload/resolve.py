@@ -66,6 +66,7 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
             **({"head": checkpoint.head} if checkpoint.head else {}),
             **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
+            **({} if checkpoint.unplaced is None else {"unplaced": checkpoint.unplaced}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 

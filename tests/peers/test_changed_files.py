@@ -11,9 +11,10 @@ from opmatrix.models.left_out import LEFT_OUT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
+from lib.saved_models import SAVED
+
 import changed_files
 from changed_files import DROPPED, MODEL, OLD, TOKENIZER, WORDS, Change
-from lib.saved_models import SAVED
 
 pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -28,7 +29,8 @@ NAMED = {                                                   # a kind each; what 
     "bert, older files": [Change(OLD, ("mask_token",), "runs"), Change(OLD, (), DROPPED),
                           Change(WORDS, ("tokenizer_class",), "PreTrainedTokenizerFast")],
     "gpt2, older files": [Change(WORDS, ("add_prefix_space",), True), Change(OLD, ("bos_token",), None),
-                          Change(MODEL, ("tie_word_embeddings",), DROPPED), Change(TOKENIZER, ("pre_tokenizer",), None)],
+                          Change(MODEL, ("tie_word_embeddings",), DROPPED),
+                          Change(TOKENIZER, ("pre_tokenizer",), None)],
     "llama": [Change(MODEL, ("tie_word_embeddings",), True), Change(MODEL, ("rms_norm_eps",), DROPPED),
               Change(MODEL, ("rope_scaling",), {"type": "linear", "factor": 2.0}),
               Change(WORDS, ("additional_special_tokens",), ["river"]), Change(WORDS, ("add_bos_token",), False),
