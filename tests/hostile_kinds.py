@@ -61,7 +61,7 @@ class Gguf(Kind):
 
     def read(self):
         opened = Checkpoint.open(self.path)
-        return dense(opened.operator(), Batch(BATCH)).tobytes() + opened.tokenizer_text().encode()
+        return dense(opened.operator(), Batch(BATCH)).tobytes() + opened.tokenizer_text.encode()
 
     def spoil(self, mutator):
         end = len(self.content) - sum(array.nbytes for array in ggufs.arrays().values())

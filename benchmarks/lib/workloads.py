@@ -147,7 +147,7 @@ def drawn(config):
     weights = {name + ".weight" * (len(shape) == 3): (                     # a stack in a tensor of its own
         0.02 * rng.standard_normal(shape, np.float32) + name.lower().endswith("norm.weight")).astype(np.float32)
         for name, shape in tensors(config).items()}
-    return weights, config, open_model("minilm").tokenizer_text()
+    return weights, config, open_model("minilm").tokenizer_text
 
 
 def widened(checkpoint):
@@ -155,7 +155,7 @@ def widened(checkpoint):
     weights = {name: np.ascontiguousarray(checkpoint.at(name).array) for name in checkpoint.tensors
                if name != checkpoint.layout.head}
     architectures = [name.replace("ForCausalLM", "Model") for name in checkpoint.config["architectures"]]
-    return weights, {**checkpoint.config, "architectures": architectures}, checkpoint.tokenizer_text()
+    return weights, {**checkpoint.config, "architectures": architectures}, checkpoint.tokenizer_text
 
 
 def write(home, weights, config, tokenizer):

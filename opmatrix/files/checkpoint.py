@@ -9,20 +9,23 @@ from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from formats.core.errors import InputError
 from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
+from opmatrix.files.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
-from opmatrix.pipelines.text import Tokenizer, rows_of_table
+from opmatrix.pipelines.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
     from opmatrix.models.config import TensorNames
 
-WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+PICKLED = "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
 # and those of models that answer by a head of their own
 ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
@@ -34,11 +37,20 @@ ROWS = "take a row a token: --output rows"
 
 class Config(dict[str, object]):
     """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the
-    key."""
+    key. `left_out`: keys that the file lacks, with the values that its family reads them as."""
 
     def __init__(self, path: Path, said: dict[str, object] | None = None):
         super().__init__(json_object(path) if said is None else said)
         self.path = path
+        self.left_out: dict[str, object] = {}
+
+    def fill(self) -> None:
+        """Gives keys that the file lacks the values that transformers gives them, by family."""
+        from opmatrix.models import older_names
+        from opmatrix.models.left_out import LEFT_OUT
+        usual, older = LEFT_OUT.get(str(self.get("model_type")), {}), older_names(self)
+        self.left_out = {key: usual[key] for key in usual if key not in self and older.get(key, key) not in self}
+        self.update(self.left_out)
 
     def __missing__(self, key: str) -> Any:
         raise InputError(f"{self.path}: {key!r} is missing: take the config.json that belongs to the weights")
@@ -48,7 +60,10 @@ class Config(dict[str, object]):
         """Errors of a family, which knows the config but not its file, name the file."""
         try: yield
         except InputError as error:
-            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", str(error))) from error
+            key = re.match(r"config: (\w+) is ", str(error))
+            usual = f"{key[1]}, left out, " if key and key[1] in self.left_out else ""
+            text = re.sub(rf"^config: {key[1]} ", f"config: {usual}", str(error)) if key and usual else str(error)
+            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", text)) from error
 
 
 @dataclass(frozen=True)
@@ -66,19 +81,22 @@ class Checkpoint:
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
         """Raises InputError where the directory, its config.json or its weights are missing or damaged, where no model
         family is known by the config's `model_type`, or where the config says what the family does not allow."""
-        from opmatrix.models import check
+        from opmatrix.models import check, named_family
         directory = Path(directory)
         if isfile(directory): return cls.of_gguf(directory, name)
-        if not (directory / "config.json").exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
+        if not (directory / CONFIG).exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
             return cls.of_gguf(files[0], name)
         if not isdir(directory):                            # a name that cannot be is none
             raise InputError(f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
                              f"{lying(directory)}: give a directory that holds them")
-        if not (directory / "config.json").exists():
+        if not (directory / CONFIG).exists():
             raise InputError(f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
                              "give a directory that holds it")
-        config = Config(directory / "config.json")
-        with config.named(): check(config)
+        config = Config(directory / CONFIG)
+        with config.named():
+            named_family(config)
+            config.fill()
+            check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 
     @classmethod
@@ -97,7 +115,9 @@ class Checkpoint:
                    found.said)
 
     def look_up(self, name: str) -> Tensor | None:
-        """The tensor of that name, with or without the family's prefix, if there is one."""
+        """The tensor of that name, with or without the family's prefix, if there is one, or its copy."""
+        copy = self.layout.copies.get(name)
+        if copy and (stored := self.look_up(copy)): return stored
         for prefix in ("", self.prefix):
             for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
@@ -125,7 +145,8 @@ class Checkpoint:
         """Raises InputError for a tensor of another shape than the config leads to."""
         if tensor.shape == shape: return
         differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
-        keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
+        keys = [key + ", left out" * (key in self.config.left_out) for key, size in self.config.items()
+                if type(size) is int and size in differ] or ["its sizes"]
         raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
                          f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
 
@@ -216,11 +237,24 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
                 # tied or not, adapters call it by its own name
-                if self.speaks: model = model @ head(self.config, partial(at, called=self.layout.head))
+                if self.speaks:
+                    model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
                 if beside: model = beside.put(model)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
         return model
+
+    def holds_head(self) -> bool:
+        """Whether the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
+        goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError where they
+        hold none and the config does not tie."""
+        stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
+        if stored is None and not self.said["tie_word_embeddings"]:
+            raise InputError(f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
+                             f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
+                             "or set it to true if the table of tokens does")
+        if stored is None or table is None: return stored is not None
+        return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
 
     def complete(self, found: set[Tensor]) -> None:
         """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
@@ -238,25 +272,35 @@ class Checkpoint:
     @property
     def vocabulary(self) -> Path:
         """The file that holds the tokenizer."""
-        return self.directory / "tokenizer.json" if self.keys is None else self.directory
+        return self.directory / TOKENIZER if self.keys is None else self.directory
 
+    @cached_property
     def tokenizer_text(self) -> str | None:
-        """The text of its tokenizer.json, or of one that says what a GGUF file says; None where there is none."""
-        if self.keys is None: return read_text(self.vocabulary) if self.vocabulary.exists() else None
+        """The text of a tokenizer.json that says what all its files say of texts, or what a GGUF file says; None where
+        there is none."""
+        if self.keys is None:
+            if not self.vocabulary.exists(): return None
+            from opmatrix.files.tokenizer_classes import effective_text
+            return effective_text(read_text(self.vocabulary), self.directory, self.config)
         from opmatrix.files.merges import tokenizer
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
         # which is not there
-        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)
+        if (text := self.tokenizer_text) is None: return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
-                                   vocabulary=rows_of_table(self.said))
+                                   readable=ReadableIds(self.said["vocab_size"], self.unplaced))
+
+    @property
+    def unplaced(self) -> int | None:
+        """The id of the token that takes no position, if there is one."""
+        return self.said[self.layout.unplaced] if self.layout.unplaced else None
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see
         opmatrix.files.declared."""
-        return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
+        return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 
 def load_data(found: Tensor | ExpertTensors, name: str) -> Data:

@@ -7,17 +7,15 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
+from opmatrix.files.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
 from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
 
-MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
 FLAGS = {                                                   # older names of modes, in the order of their results
     "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken"}
-WIDTHS = "embedding_dimension", "word_embedding_dimension"
-TRANSFORMER = [f"sentence_{kind}_config.json" for kind in
-               ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]
+WIDTHS = "embedding_dimension", "word_embedding_dimension"   # the model says so itself
 USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
          "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}
 IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"        # they change no embedding of a plain text
@@ -28,15 +26,15 @@ def embeds(directory: Path) -> bool:
     return (directory / MODULES).exists()
 
 
-def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
-    """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is
-    no modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
+def read_pooling(directory: Path, positions: int) -> Pooling:
+    """What the files beside a checkpoint say that has so many positions; where there is no modules.json, the mean of
+    length one. Raises InputError that names the file, and what of it is not supported."""
     if not embeds(directory): return Pooling()
     check_task(directory)
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
-    which = read_modes(folders["Pooling"] / "config.json", width, prompt)
-    if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
+    which = read_modes(folders["Pooling"] / CONFIG, prompt)
+    if normal := folders.get("Normalize"): check_normalize(normal / CONFIG)
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
@@ -47,6 +45,11 @@ class DeclaredEntries:
     said: dict[str, object]
 
     def at(self, key: str) -> str: return f"{self.file}: {key}"
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """An entry that is true or false; null is neither true nor the default. Raises InputError for another."""
+        value = self.said.get(key, default)
+        return value is not None and truth(value, self.at(key))
 
     def only(self, known: Collection[str], empty: bool = False) -> None:
         """Raises InputError for an entry that is not known; where `empty` says so, for one that holds something."""
@@ -92,16 +95,13 @@ def modules(directory: Path) -> dict[str, Path]:
     return found
 
 
-def read_modes(file: Path, width: int, prompt: str) -> tuple[str, ...]:
+def read_modes(file: Path, prompt: str) -> tuple[str, ...]:
     """The modes that the config of a Pooling names."""
     found = read_entries(file)
     found.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})
-    for key in WIDTHS:
-        if (said := found.said.get(key, width)) != width:
-            raise InputError(f"{found.at(key)} is {said!r}, but the model has rows of {width}: take one model's files")
-    if not truth(found.said.get("include_prompt", True), found.at("include_prompt")) and prompt:
+    if not found.flag("include_prompt", True) and prompt:
         raise InputError(f"{found.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here")
-    flags = [mode for key, mode in FLAGS.items() if truth(found.said.get(key, False), found.at(key))]
+    flags = [mode for key, mode in FLAGS.items() if found.flag(key)]
     return modes(found.said.get("pooling_mode", flags or "mean"), found.at("pooling_mode"))
 
 
@@ -137,10 +137,10 @@ def prompted(file: Path) -> str:
 def transformer(directory: Path) -> tuple[int | None, bool]:
     """Tokens that a text is cut at, and whether it becomes lower case."""
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
-    found, tokens = read_entries(files[0], absent=True), read_entries(directory / "tokenizer_config.json", absent=True)
+    found, tokens = read_entries(files[0], absent=True), read_entries(directory / TOKENIZER_CONFIG, absent=True)
     found.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
     for key, wanted in USUAL.items(): found.usual(key, wanted)
     tokens.usual("truncation_side", "right")
     longest = check_count(found.said.get("max_seq_length"), found.at("max_seq_length"))
     if longest is None: longest = check_count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
-    return longest, truth(found.said.get("do_lower_case", False), found.at("do_lower_case"))
+    return longest, found.flag("do_lower_case")

@@ -1,14 +1,15 @@
 """Models by their names on the Hugging Face hub, org/name or org/name@revision: huggingface_hub, where it is installed,
 downloads into its own cache what a checkpoint is read from, numbers and JSON; never code."""
 import re
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from formats.core.errors import InputError
+from formats.disk.files import read_json
+from opmatrix.files.model_files import FETCHED, INDEX, WEIGHTS
 
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
-FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "tokenizer.json",
-         "tokenizer_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
-         "*/config.json")                                   # of modules: their folders are called as modules.json says
 BY_HAND = ("from transformers import AutoModel, AutoTokenizer; "
            "AutoModel.from_pretrained({0!r}).save_pretrained({1!r}); "
            "AutoTokenizer.from_pretrained({0!r}).save_pretrained({1!r})")
@@ -29,8 +30,24 @@ def download(model: str) -> Path:
         by_hand = BY_HAND.format(repository, repository.partition("/")[2])
         raise InputError(f"{model}: no directory is called so, and names of the hub need huggingface_hub: pip install "
                          f"huggingface_hub; or make a directory: {by_hand}") from None
-    try: return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=[*FILES]))
+    bring = partial(huggingface_hub.snapshot_download, repository, revision=revision)
+    try:
+        directory = Path(bring(allow_patterns=[*FETCHED]))
+        if shards := lacking_shards(directory): directory = Path(bring(allow_patterns=[*FETCHED, *shards]))
+        return directory
     except (OSError, ValueError) as error:
         said = next(iter(str(error).split("\n")), "") or type(error).__name__
         raise InputError(f"{model}: no directory is called so, and huggingface_hub cannot give it: {said}: check the "
                          "name") from error
+
+
+def lacking_shards(directory: Path) -> list[str]:
+    """The files that an index of weights names and a directory does not hold. An index that is damaged names none: it
+    is refused where it is read."""
+    if (directory / WEIGHTS).exists() or not (directory / INDEX).exists(): return []
+    try: index = read_json(directory / INDEX)
+    except InputError: return []
+    shard_of = index.get("weight_map") if isinstance(index, dict) else None
+    names: Iterable[object] = shard_of.values() if isinstance(shard_of, dict) else ()
+    plain = {name for name in names if isinstance(name, str) and name == Path(name).name}
+    return sorted(name for name in plain if name.endswith(".safetensors") and not (directory / name).exists())

@@ -39,9 +39,21 @@ SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attenti
 def family_of(config: Settings) -> str:
     """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
     family does not allow."""
-    family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
+    family = named_family(config)
     settings(config, getattr(FAMILIES[family], "keys", {}))
     return family
+
+
+def named_family(config: Settings) -> str:
+    """The family that a config names. Raises InputError where it names none that is known."""
+    family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
+    return family
+
+
+def older_names(config: Settings) -> dict[str, str]:
+    """Keys of a config's family that files called otherwise once, with their older names."""
+    keys = getattr(FAMILIES[named_family(config)], "keys", {})
+    return {key.called or name: key.older for name, key in keys.items() if key.older}
 
 
 def check(config: Settings) -> str:
@@ -75,13 +87,13 @@ def build(config: Settings, at: ArraySource) -> Operator:
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
-def head(config: Settings, at: ArraySource) -> Operator:
+def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
-    2017)."""
+    2017). `stored`: files hold a matrix for the head, whatever the config says of ties."""
     sizes, names = normalise_config(config), layout(config)
-    table = at(names.table if sizes["tie_word_embeddings"] else names.head, sizes["vocab_size"], sizes["hidden_size"])
-    found: Operator = weight(table.T)
-    return found
+    tied = sizes["tie_word_embeddings"] and not stored
+    scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
+    return scores
 
 
 def promised(config: Settings, scores: bool = False) -> Operator:

@@ -59,7 +59,9 @@ class TensorNames(NamedTuple):
     (unless tie_word_embeddings says that the table does). `trained`: parts on top that only trained it, or that nothing
     but a head reads; whatever else stands on top answers something that rows alone do not. `positions` gives how many
     a model has, of its settings. `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those
-    whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with what files call them."""
+    whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with what files call them.
+    `copies`: names of weights, each with the name of a copy that goes before it where files hold one. `unplaced`: the
+    setting that gives the id of a token that takes no position, which no text may hold."""
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
@@ -70,6 +72,8 @@ class TensorNames(NamedTuple):
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()
     stacks: Mapping[str, StackNames] = MappingProxyType({})
+    copies: Mapping[str, str] = MappingProxyType({})
+    unplaced: str = ""
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:

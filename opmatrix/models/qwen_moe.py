@@ -2,7 +2,7 @@
 tokens ask, behind a gate of its own. Qwen3-MoE (Yang et al. 2025): a Qwen3 with experts alone."""
 from opmatrix.algebra.operators import ACTIVATIONS, sigmoid, weight
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import ArraySource, Settings, declares, dimension, flag, never, optional, whole, wrong
+from opmatrix.models.config import ArraySource, Settings, declares, dimension, flag, never, optional, whole
 from opmatrix.models.experts import (
     EXPERT_KEYS,
     GATED,
@@ -18,8 +18,8 @@ from opmatrix.models.mistral import looking_back
 
 QWEN_MOE = LAYOUT._replace(stacks=GATED)
 SHARED_KEYS = LLAMA_KEYS | EXPERT_KEYS | SPARSE_KEYS | dict(moe_intermediate_size=dimension())
-COUNT_KEYS = "num_experts", "num_local_experts"             # as versions of transformers write it
-QWEN3_KEYS = SHARED_KEYS | dict(head_dim=dimension(128)) | {name: optional(dimension()) for name in COUNT_KEYS}
+# as versions of transformers write it
+QWEN3_KEYS = SHARED_KEYS | dict(num_experts=dimension().once("num_local_experts"))
 
 
 @declares(QWEN_MOE, **SHARED_KEYS, shared_expert_intermediate_size=dimension(), qkv_bias=flag(True),
@@ -40,14 +40,12 @@ def qwen2_moe(config: Settings, at: ArraySource) -> Operator:
           sliding_window=optional(whole()))
 def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
     """The experts of a layer alone; a window is that of all layers."""
-    count, second = (config[name] for name in COUNT_KEYS)
-    if count is None: count = second
-    if count is None: raise wrong(COUNT_KEYS[0], count, "a whole number, how many experts there are")
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     n, f, act = config["hidden_size"], config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
 
     def unit(l: int, name: str) -> Operator:
-        return routed_layer(config, at, name, count) if asks_experts(config, l) else plain_unit(at, name, n, f, act)
+        if asks_experts(config, l): return routed_layer(config, at, name, config["num_experts"])
+        return plain_unit(at, name, n, f, act)
     return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=lambda l: looking_back(seen),
                    unit=unit)
 

@@ -72,12 +72,13 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     promised where a size that they depend on has a name."""
     positions = config["max_position_embeddings"]
     said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
-    said |= (config["rope_scaling"] or {}) | (config["rope_parameters"] or {})
+    said |= config["rope_scaling"] or config["rope_parameters"] or {}
     said.setdefault("rope_type", said.get("type"))          # its older name
     original = config["original_max_position_embeddings"] or positions
     kind = settings(said, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
     frequencies, keys = ROPE_TYPES[kind]
     plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
+    if config["original_max_position_embeddings"]: said["original_max_position_embeddings"] = original
     found = settings(said, keys | plain | dict(original_max_position_embeddings=dimension(original)))
     turning = share_of(d, found["partial_rotary_factor"])
     if not turning or not divides(2, turning):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from formats.disk.files import read_json
 from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.files.model_files import GENERATION, TOKENIZER_CONFIG
 
-SETTINGS, SPOKEN = "generation_config.json", "tokenizer_config.json"
 KEY = "eos_token_id"
 GGUF_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
@@ -23,8 +23,8 @@ def mentioned(checkpoint: Checkpoint) -> Iterator[object]:
         yield from (checkpoint.keys.get(name) for name in GGUF_KEYS)
         return
     yield checkpoint.config.get(KEY)
-    yield read_object(checkpoint.directory / SETTINGS).get(KEY)
-    said = read_object(checkpoint.directory / SPOKEN).get("eos_token")
+    yield read_object(checkpoint.directory / GENERATION).get(KEY)
+    said = read_object(checkpoint.directory / TOKENIZER_CONFIG).get("eos_token")
     word = said.get("content") if isinstance(said, dict) else said
     if isinstance(word, str) and checkpoint.vocabulary.exists():
         yield checkpoint.tokenizer().tokenizer.token_to_id(word)

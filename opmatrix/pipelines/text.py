@@ -34,28 +34,36 @@ class LineReading:
 
 @contextmanager
 def unpanicked() -> Generator[None]:
-    """A tokenizer that contradicts itself makes its library panic, which is no Exception: InputError instead."""
+    """A tokenizer that contradicts itself makes its library raise an Exception of no kind, or panic, which is none:
+    InputError instead."""
     try: yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException": raise
+        if type(error).__name__ != "PanicException" and type(error) is not Exception: raise
         raise InputError(f"tokenizer.json contradicts itself ({error}): get it again") from error
+
+
+class ReadableIds(NamedTuple):
+    """The ids that a model reads: those below `rows`, where that is known, but for the one of `unplaced`, a token that
+    takes no position, if there is one."""
+    rows: int | None = None
+    unplaced: int | None = None
 
 
 class Tokenizer:
     """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged. `limit` is the number
     of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
-    text, and where it is cut; `vocabulary` is the number of ids that the model has a row for, None where that is not
-    known. Raises InputError where `pooling` leaves no room for text."""
+    text, and where it is cut; `readable` are the ids that the model reads. Raises InputError where `pooling` leaves no
+    room for text."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN,
-                 vocabulary: int | None = None):
+                 readable: ReadableIds = ReadableIds()):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if pooling.lower:
             from tokenizers.normalizers import Lowercase, Sequence
             tokenizer.normalizer = Sequence([Lowercase(), *filter(None, [tokenizer.normalizer])])
         self.tokenizer, self.limit, self.pooling = tokenizer, limit, pooling
-        self.vocabulary = vocabulary
+        self.readable = readable
         self.most = min(filter(None, [pooling.max_seq_length, limit]), default=None)
         self.special = tokenizer.num_special_tokens_to_add(False)
         if self.most is not None and self.most <= self.special:
@@ -71,13 +79,13 @@ class Tokenizer:
     @classmethod
     @unpanicked()
     def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN,
-                  ahead: ParsedAhead | None = None, vocabulary: int | None = None) -> "Tokenizer":
+                  ahead: ParsedAhead | None = None, readable: ReadableIds = ReadableIds()) -> "Tokenizer":
         """The tokenizer that the text of a tokenizer.json describes, which may be parsed already. InputError, which
         says where it is from, for another."""
         import tokenizers
         try: found = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
-        return cls(found, limit, pooling, vocabulary)
+        return cls(found, limit, pooling, readable)
 
     def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:
         """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises
@@ -116,12 +124,16 @@ class Tokenizer:
 
     def unknown(self, text: str, row: Sequence[int]) -> str | None:
         """The reason why the model cannot read a row of ids: the first that it has no row for, of a token that was
-        added to the tokenizer alone. None where it can."""
-        if self.vocabulary is None or max(row, default=0) < self.vocabulary: return None
-        beyond = next(each for each in row if each >= self.vocabulary)
+        added to the tokenizer alone, or one that it gives no position. None where it can."""
+        rows, unplaced = self.readable
+        if unplaced is not None and unplaced in row:
+            return (f", {shortened(text)}, has the token {self.tokenizer.id_to_token(unplaced)!r:.40}, id {unplaced}, "
+                    "which the model pads with and gives no position (pad_token_id): leave it out")
+        if rows is None or max(row, default=0) < rows: return None
+        beyond = next(each for each in row if each >= rows)
         token = self.tokenizer.id_to_token(beyond)
         return (f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
-                f"rows for {self.vocabulary} (vocab_size): leave it out, or take the model's own tokenizer")
+                f"rows for {rows} (vocab_size): leave it out, or take the model's own tokenizer")
 
     def cut(self, text: str, most: int) -> list[int]:
         """The first tokens of a text, and all special ones."""
@@ -141,13 +153,13 @@ def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) ->
         raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
     config = meta.get("config", {})
     return Tokenizer.from_text(text, "tokenizer.json of this program", config.get("max_position_embeddings"),
-                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead, rows_of_table(config))
+                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead,
+                               ReadableIds(whole_number(config.get("vocab_size")), whole_number(meta.get("unplaced"))))
 
 
-def rows_of_table(config: Mapping[str, Any]) -> int | None:
-    """The number of ids that a config's model has rows for; None where it does not say."""
-    rows = config.get("vocab_size")
-    return rows if type(rows) is int else None
+def whole_number(said: object) -> int | None:
+    """A number that is whole; None for anything else."""
+    return said if type(said) is int else None
 
 
 def sentences() -> list[str]:

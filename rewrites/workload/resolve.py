@@ -59,13 +59,14 @@ def open_arguments(model: str | Model, workload: AnyWorkload | None, text: str |
 
 def source(checkpoint: Checkpoint) -> dict[str, object]:
     """Where a checkpoint is, and what its programs need to read text."""
-    tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
+    tokenizer, pooling = checkpoint.tokenizer_text, checkpoint.pooling()
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
     return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
             **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
             **({"head": checkpoint.head} if checkpoint.head else {}),
             **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
+            **({} if checkpoint.unplaced is None else {"unplaced": checkpoint.unplaced}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 

@@ -177,7 +177,7 @@ def test_what_nobody_has_yet_is_read_by_its_shape_alone():
     (QWEN2 | dict(use_sliding_window=True), "use_sliding_window is true: it must be false or left out: versions of"),
     (QWEN2 | dict(mlp_only_layers=[-1]), r"mlp_only_layers is \[-1\]: it must be a list of layers by their numbers"),
     (QWEN2 | dict(decoder_sparse_step=0), "decoder_sparse_step is 0: it must be a whole number from 1"),
-    (QWEN3 | dict(num_experts=None), "num_experts is null: it must be a whole number, how many experts there are"),
+    (QWEN3 | dict(num_experts=None), "num_experts is null: it must be a whole number"),
     (PANGU | dict(num_experts_per_tok=3), "num_experts_per_tok is 3: it must be a divisor of num_experts, 8: one"),
     (PANGU | dict(mlp_only_layers=[1], intermediate_size=None), "intermediate_size is null: it must be a whole number"),
     (PANGU | dict(norm_topk_prob=True), "norm_topk_prob is true: it must be false or left out: shares of the chosen"),

@@ -310,7 +310,7 @@ def test_changed_headers_are_a_line_or_a_model(tmp_path, rng):
         try:
             made = open_model(file)
             made.operator()
-            parse_json(made.tokenizer_text(), "tokenizer")
+            parse_json(made.tokenizer_text, "tokenizer")
         except InputError as error:
             refused += 1
             assert "\n" not in str(error) and str(file) in str(error)

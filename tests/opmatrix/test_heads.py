@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.models import FAMILIES, layout, tensors
+from opmatrix.models import FAMILIES, build, layout, tensors
 from rewrites.workload.resolve import source
 
 BATCH = Batch([[3, 4, 5, 6, 7], [8]])
@@ -55,6 +55,12 @@ def write(home, family, architecture, names, prefix=None):
     return home
 
 
+def change_config(home, **changed):
+    """Gives keys of a config.json other values, None for none."""
+    config = json.loads((home / "config.json").read_text()) | changed
+    (home / "config.json").write_text(json.dumps({key: said for key, said in config.items() if said is not None}))
+
+
 def vectors(home): return dense(open_model(home).operator(True), BATCH)
 
 
@@ -92,6 +98,47 @@ def test_every_family_that_others_save_is_here():
     """Of those with experts nothing is known to be harmless: any head of theirs is refused as one that is not known."""
     experts = {"mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v3"}
     assert STEMS.keys() == HARMLESS.keys() == FAMILIES.keys() - {"gpt_pangu", "PanguEmbedded", "transformer"} - experts
+
+
+TYING = sorted(family for family, config in CONFIGS.items()
+               if family in STEMS and layout(config | {"model_type": family}).head)
+BESIDE = {"another": lambda table: table[::-1] + 1, "the table": lambda table: table, "none": None}
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("family", TYING)
+def test_a_head_that_files_hold_goes_before_a_flag_that_ties_it(tmp_path, family, beside, tied):
+    """As in transformers from version 5 on; earlier ones overwrote such a head by the table of tokens."""
+    suffix = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
+    home, names = write(tmp_path / "model", family, f"{STEMS[family]}{suffix}", []), layout(CONFIGS[family] | {
+        "model_type": family})
+    change_config(home, tie_word_embeddings=tied)
+    table = open_model(home).find(names.table).read()
+    if BESIDE[beside] is None: wanted = table
+    else:
+        wanted = BESIDE[beside](table).astype("<f4")
+        numbers = {name: each.read() for name, each in open_model(home).tensors.items()}
+        checkpoints.safetensors(home / "model.safetensors", numbers | {names.head: wanted})
+    checkpoint, says = open_model(home), open_model(home).said["tie_word_embeddings"]
+    if beside == "none" and not says:
+        with pytest.raises(InputError, match=r"config\.json: tie_word_embeddings is false or left out, but .* holds no "
+                                             r"tensor 'lm_head\.weight'"): checkpoint.operator()
+        return
+    rows = dense(build(checkpoint.config, checkpoint.at), BATCH)
+    np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), rows @ wanted.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", ["shared.weight", "encoder.embed_tokens.weight"])
+def test_the_encoder_reads_its_own_copy_of_the_table_where_files_hold_one(tmp_path, first):
+    home = write(tmp_path / "model", "t5", "T5EncoderModel", [])
+    numbers = {name: each.read() for name, each in open_model(home).tensors.items()}
+    plain, table = vectors(home), numbers.pop("shared.weight")
+    checkpoints.safetensors(home / "model.safetensors", numbers | {first: table})
+    assert np.array_equal(vectors(home), plain)
+    both = numbers | {"shared.weight": table + 1, "encoder.embed_tokens.weight": table}
+    checkpoints.safetensors(home / "model.safetensors", both)
+    assert np.array_equal(vectors(home), plain)
 
 
 def test_files_that_say_how_rows_become_embeddings_go_before_a_head(tmp_path):

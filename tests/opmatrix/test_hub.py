@@ -1,4 +1,5 @@
 """Models by their names on the hub, from a stand-in for huggingface_hub: nothing here asks a network."""
+import json
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,6 +13,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
+from opmatrix.models import tensors
+from rewrites.workload.resolve import source
 
 
 @pytest.fixture
@@ -84,6 +87,40 @@ def test_all_that_is_read_of_a_directory_is_brought(hub, monkeypatch, folders):
     assert read <= {str(file.relative_to(hub.cache)) for file in hub.cache.rglob("*")}
     assert (found.pooling(), found.tokenizer().encode("the bank " * 9).tokens.tolist(), found.positions) == wanted
     assert wanted[0].max_seq_length == 7 and wanted[0].lower and wanted[0].prompt == "of "
+
+
+@pytest.fixture
+def speaking(hub):
+    """A GPT-2 on the hub, which says in three files which tokens end a text, its shards called as nobody calls them."""
+    config = dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=41, n_embd=8, n_positions=20,
+                  n_head=2, n_layer=1, eos_token_id=3)
+    arrays = {name: np.ones(shape, "<f4") for name, shape in tensors(config).items()}
+    for file in hub.there.glob("model-*"): file.unlink()
+    shards = {name: f"part{place % 2}.safetensors" for place, name in enumerate(sorted(arrays))}
+    for shard in set(shards.values()):
+        checkpoints.safetensors(hub.there / shard, {name: arrays[name] for name in arrays if shards[name] == shard})
+    for name, content in {
+            "model.safetensors.index.json": {"weight_map": shards}, "config.json": config,
+            "generation_config.json": {"eos_token_id": [4, 5]}, "tokenizer_config.json": {
+                "eos_token": "river", "tokenizer_class": "PreTrainedTokenizerFast"},
+            "special_tokens_map.json": {"eos_token": "river"}, "added_tokens.json": {}}.items():
+        (hub.there / name).write_text(json.dumps(content))
+    return hub
+
+
+def test_what_ends_a_text_is_the_same_by_name(speaking):
+    """Shards that an index names otherwise are brought, too."""
+    wanted = source(open_model(speaking.there))
+    assert len(wanted["ends"]) == 4 and open_model(speaking.there).operator().shape[1] == 41
+    assert source(open_model("org/small"))["ends"] == wanted["ends"]
+    assert open_model("org/small").operator().shape[1] == 41
+
+
+@pytest.mark.parametrize("index", ["[]", "{", "{\"weight_map\": {\"a\": \"../part0.safetensors\", \"b\": 3}}"])
+def test_a_damaged_index_brings_no_more(speaking, index):
+    (speaking.there / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match=r"index\.json"): open_model("org/small")
+    assert len(speaking.asked) == 1
 
 
 def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):

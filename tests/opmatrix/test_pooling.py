@@ -132,7 +132,6 @@ REFUSED = [
     (POOL, {"pooling_mode": ["cls"] * 7}, "pooling_mode is"),
     (POOL, {"pooling_mode_attention": True}, "pooling_mode_attention is True: it is not supported"),
     (POOL, {"pooling_mode_cls_token": "false"}, "pooling_mode_cls_token is 'false', not true or false"),
-    (POOL, {"embedding_dimension": 32}, "embedding_dimension is 32, but the model has rows of 24"),
     (POOL, {"include_prompt": 0}, "include_prompt is 0"),
     (POOL, [], "not a JSON object"),
     (NORM, {"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings'"),
