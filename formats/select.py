@@ -6,19 +6,22 @@ tunes: Vuduc, Demmel and Yelick 2005).
 >>> choose(W, rows=128, error=4e-3).pack(W)  # bfloat16 is near enough               # doctest: +SKIP"""
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import exp, log, sqrt
 from statistics import median
 from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from formats import FORMATS, Format, FormatError
 from formats.core.arrays import Floats, as_matrix, room
 from formats.core.sizes import T
+from formats.disk.cache import say
 from formats.machine.features import quantile, weigh_format
 from formats.machine.local import learning, local_machine
+from formats.machine.peaks import Progress
 from formats.machine.prices import FORMAT_CATALOGUE
 from formats.machine.quiet import timed
 
@@ -71,6 +74,46 @@ class Candidate:
         return f"{self.format}({inside})" if inside else self.format
 
 
+@dataclass
+class Weights:
+    """A matrix W (n, p) with its singular values and vectors, each worked out when it is first asked for, and once: a
+    decomposition takes longer than all else that a selection does."""
+    W: Floats
+    known: dict[int, NDArray[np.float64]] = field(default_factory=dict)     # directions, by rank
+
+    @cached_property
+    def gram(self) -> NDArray[np.float64]:
+        """W Wᵀ, or WᵀW where that is smaller."""
+        wide = (self.W if self.W.shape[0] <= self.W.shape[1] else self.W.T).astype(np.float64)
+        return np.asarray(wide @ wide.T)
+
+    @cached_property
+    def squares(self) -> NDArray[np.float64]:
+        """The squares of singular values, the smallest first."""
+        return np.maximum(np.linalg.eigvalsh(self.gram), 0)
+
+    @cached_property
+    def vectors(self) -> NDArray[np.float64]:
+        """The eigenvectors of `gram`, as columns, that of the largest eigenvalue first."""
+        return np.asarray(np.linalg.eigh(self.gram)[1][:, ::-1])
+
+    def directions(self, rank: int) -> NDArray[np.float64]:
+        """The leading right singular vectors, as rows."""
+        leading = self.vectors[:, :rank]
+        if self.W.shape[0] > self.W.shape[1]: return leading.T
+        if rank not in self.known: self.known[rank] = np.linalg.qr(self.W.astype(np.float64).T @ leading)[0].T
+        return self.known[rank]
+
+    def pack(self, candidate: Candidate) -> "Format | NumpyProduct":
+        """W as a candidate stores it, of low rank without another decomposition."""
+        form = FORMATS.get(candidate.format)
+        options = dict(candidate.options)
+        rank = options.get("rank")
+        if form is None or not form.projected or not isinstance(rank, int): return candidate.pack(self.W)
+        packed: Format = form.projection(self.W.astype(np.float64), self.directions(rank), **options)
+        return packed
+
+
 class NumpyProduct:
     """W (n, p) as it lies, multiplied by numpy: no format, but in the race where a machine was calibrated for it."""
 
@@ -90,28 +133,41 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     cheapest; of low rank the least that is near enough is offered. With `products`, each pays its share of one
     conversion from dense, which is done and timed. FormatError where nothing holds W, ValueError for rows or an error
     that are none."""
+    return rank_candidates(Weights(as_weights(W)), rows, error, machine, formats, products)
+
+
+def rank_candidates(weights: "Weights", rows: int, error: float, machine: Pricer | None, formats: Sequence[str] = (),
+                    products: float = 0) -> list[Candidate]:
+    """See `select`, of weights that a caller goes on with."""
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
     if not 0 <= error < 1:
         raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
-    machine, W = machine or local_machine(FORMAT_CATALOGUE), as_weights(W)
-    found = candidates(W, rows, error, machine, formats)
+    machine = machine or local_machine(FORMAT_CATALOGUE, announced("the machine"))
+    found = candidates(weights, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
-    exact = [recount(machine, W, each, rows, products, error) for each in found if each.cost <= hopeful]
+    exact = [recount(machine, weights, each, rows, products, error) for each in found if each.cost <= hopeful]
     if not any(exact):                                      # what held the sample does not hold the rest
-        exact = [recount(machine, W, each, rows, products, error) for each in found]
+        exact = [recount(machine, weights, each, rows, products, error) for each in found]
     if not any(exact): refuse_all(formats, error)
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
+
+
+def announced(kernel: str) -> Progress:
+    """Progress of a measurement that a line tells of, as it takes seconds: once, and nothing of what was measured
+    before."""
+    return lambda *_: say(f"select: {kernel} is measured here for the first time; it is kept for the next")
 
 
 def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
     raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
 
 
-def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Sequence[str] = ()) -> list[Candidate]:
+def candidates(weights: Weights, rows: int, error: float, machine: Pricer,
+               formats: Sequence[str] = ()) -> list[Candidate]:
     """What holds a sample of W within the error, priced at counts estimated from it, and factors of the least rank that
     holds W. FormatError where nothing does."""
-    names = [*(formats or FORMATS)]
+    names, W = [*(formats or FORMATS)], weights.W
     if unknown := [name for name in names if name not in FORMATS]:
         raise FormatError(f"select: there is no format {unknown[0]!r:.40}; there are {', '.join(FORMATS)}")
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
@@ -122,7 +178,7 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
         if (fits := fit_within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
         found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
-    for rank, off in least_ranks(W, error) if factored else ():
+    for rank, off in least_ranks(weights, error) if factored else ():
         for name in factored:
             sizes = {str(size): float(value) for size, value in FORMATS[name].expected(*shape, rank=rank).items()}
             found.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
@@ -132,14 +188,13 @@ def candidates(W: Floats, rows: int, error: float, machine: Pricer, formats: Seq
     return found
 
 
-def least_ranks(W: Floats, error: float) -> Iterator[tuple[int, float]]:
+def least_ranks(weights: Weights, error: float) -> Iterator[tuple[int, float]]:
     """The least rank, in eights, whose factors hold W within an error, with what they lose (Eckart and Young 1936), and
     one a tenth larger, as rounding adds to it; none where factors are larger than W."""
-    wide = (W if W.shape[0] <= W.shape[1] else W.T).astype(np.float64)
-    squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T), 0)              # of singular values, the smallest first
-    lost = np.cumsum(np.r_[0, squares])[::-1]               # with rank 0, 1, 2, …
+    W = weights.W
+    lost = np.cumsum(np.r_[0, weights.squares])[::-1]       # with rank 0, 1, 2, …
     errors = np.sqrt(lost / max(lost[0], np.finfo(float).tiny))
-    able = range(8, min(W.size // sum(W.shape), len(squares)) + 1, 8)
+    able = range(8, min(W.size // sum(W.shape), len(weights.squares)) + 1, 8)
     least = next((rank for rank in able if errors[rank] <= error), None)
     for rank in () if least is None else (least, least + max(8, least // 80 * 8)):
         if rank in able: yield rank, float(errors[rank])
@@ -149,25 +204,25 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and
     timed for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
-    W = as_weights(W)
-    found = select(W, rows, error, machine, (), products)
-    return race_candidates(W, rows, found, seconds) if measured else found[0]
+    weights = Weights(as_weights(W))
+    found = rank_candidates(weights, rows, error, machine, (), products)
+    return race_candidates(weights, rows, found, seconds) if measured else found[0]
 
 
-def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
+def race_candidates(weights: Weights, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
     """The one of ranked candidates that prediction and timing together find fastest (`believed`). Those are timed, in
     turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
     faster than all joins."""
     left = [each for each in found
             if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
-    x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
+    x, out = (room((rows, side), np.dtype(np.float32)) for side in weights.W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
     packed: dict[Candidate, Format | NumpyProduct] = {}
     runs: dict[Candidate, list[float]] = {}
     end = time.perf_counter() + seconds
     for turn in range(MAX_TURNS):
         for each in left:
-            if each not in packed: packed[each], runs[each] = each.pack(W), []
+            if each not in packed: packed[each], runs[each] = weights.pack(each), []
             runs[each].append(log(quantile(burst(lambda: packed[each].matmul(x, out=out)), 0.25)))      # noqa: B023
         now = believed(runs)
         left = sorted(now, key=lambda each: now[each].seconds + each.conversion)
@@ -292,11 +347,12 @@ def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float,
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def recount(machine: Pricer, W: Floats, guess: Candidate, rows: int, products: float,
+def recount(machine: Pricer, weights: Weights, guess: Candidate, rows: int, products: float,
             error: float) -> Candidate | None:
     """The candidate with the sizes and the error that W has in it; None where W cannot be held within the error."""
+    W = weights.W
     start = time.perf_counter()
-    try: packed = guess.pack(W)
+    try: packed = guess.pack(W) if products else weights.pack(guess)        # a conversion alone decomposes, too
     except FormatError: return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
@@ -308,6 +364,6 @@ def priced(machine: Pricer, name: str, given: Mapping[str, object], sizes: dict[
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
-    low, high = learning(lambda: machine.between(kernel, **sizes))
+    low, high = learning(lambda: machine.between(kernel, **sizes), announced(kernel))
     return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
                      round(weigh_format(FORMAT_CATALOGUE[kernel].product, sizes)[0]), error, conversion)

@@ -85,7 +85,9 @@ def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: R
         if isinstance(text, bytes): text = text.decode().removeprefix("\ufeff")
         return json.loads(text, parse_int=integer or parse_int64, parse_float=real, parse_constant=constant or real)
     except RecursionError: raise InputError(f"{where}: brackets are nested too deeply") from None
-    except (ValueError, UnicodeDecodeError) as error: raise InputError(f"{where}: no JSON: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: no JSON: byte {error.start} is not UTF-8: save the file as UTF-8") from error
+    except ValueError as error: raise InputError(f"{where}: no JSON: {error}") from error
 
 
 def parse_int64(digits: str) -> int:

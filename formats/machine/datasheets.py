@@ -16,6 +16,7 @@ import sympy
 from formats import FORMATS
 from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import Array, Term, nnz
+from formats.disk.files import read_json
 from formats.format import Format
 from formats.machine.features import T, n, p
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue, Price, Tile, Work, up
@@ -24,6 +25,7 @@ from formats.network.links import Link, check_links, check_rates, read_host, rea
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
+MOST = 1e24                                                 # of a number of a data sheet: no machine has as much
 FILE = Path(__file__).with_suffix(".json")
 CLUSTERS = FILE.with_name("clusters.json")
 
@@ -133,18 +135,51 @@ class Datasheet:
         return sympy.Max(*units, memory) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
 
+NUMBERS = "launch", "cores", "processors", "watts", "hourly"
+
+
+def check_types(sheet: object) -> None:
+    """Raises TypeError for a data sheet in JSON whose fields are of other types than these."""
+    if not isinstance(sheet, dict): raise TypeError(f"{sheet!r:.40} is no object of fields")
+    for name in ("source", "costs", "activations"):
+        if not isinstance(sheet.get(name, ""), str): raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
+    for name in NUMBERS:
+        if sheet.get(name) is not None: check_number(name, sheet[name])
+    for name in ("matrix", "vector"):
+        if not isinstance(sheet[name], dict): raise TypeError(f"{name} {sheet[name]!r:.40}: give rates by number type")
+        for kind, rate in sheet[name].items(): check_number(f"{name} {kind:.40}", rate)
+    for name in ("tile", "sparse"):
+        for size in sheet.get(name) or ():
+            if type(size) is not int: raise TypeError(f"{name} has {size!r:.40}, no whole number")
+    for level in [*sheet["memory"], *(sheet.get("links") or ()), *filter(None, [sheet.get("host")])]:
+        if not isinstance(level, list) or not isinstance(level[0], str):
+            raise TypeError(f"{level!r:.60}: give a list that begins with a name")
+    if sheet.get("sparse") is not None and len(sheet["sparse"]) != 2: raise TypeError("sparse: give [N, M]")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises TypeError for what is no number, and ValueError for one below 0 or beyond all bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float): raise TypeError(f"{name} {value!r:.40}: no number")
+    if not 0 <= value < MOST: raise ValueError(f"{name} {value!r:.40}: give a number from 0 to {MOST:g}")
+
+
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
-    """The machines of a table, by name; ValueError names the entry that is wrong."""
+    """The machines of a table, by name. Raises InputError for what is no JSON, and ValueError, which names the entry
+    that is wrong."""
     found = {}
-    for name, given in json.loads(file.read_text()).items():
+    table = read_json(file)
+    if not isinstance(table, dict): raise InputError(f"{file}: {table!r:.40} is no object: give {{NAME: data sheet}}")
+    for name, given in table.items():
         try:
+            check_types(given)
             given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
             given["links"] = read_links(given.get("links", ()))
             if given.get("host") is not None: given["host"] = read_host(*given["host"])
             found[name] = Datasheet(name=name,
                                     **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None,
                                                "catalogue": FORMAT_CATALOGUE})
-        except (TypeError, KeyError, AttributeError) as error: raise ValueError(f"{file}: {name}: {error}") from None
+        except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            raise ValueError(f"{file}: {name}: {error}") from None
     return found
 
 

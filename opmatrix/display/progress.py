@@ -6,11 +6,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import NamedTuple
 
 OFTEN, SELDOM = 0.2, 5.0                                    # seconds between two lines: on a terminal, elsewhere
 TICK = 1.0                                                  # seconds after which a terminal is written to in any case
 WIDTH = 100                                                 # characters of a line that is written over, at most
 AGAIN = "\r\033[K"                                          # what a terminal writes the line over by
+
+
+class Count(NamedTuple):
+    """How much of how much."""
+    done: int
+    of: int
 
 
 def unheard(done: object, of: int | None = None) -> None:
@@ -26,13 +33,23 @@ class ProgressLine:
         self.quiet = quiet or (brief and not self.terminal)
         self.began = self.said = time.perf_counter()
         self.far = ""
+        self.before, self.last = Count(0, 0), Count(0, 0)
         self.write(f"{words} …")
 
     def __call__(self, done: object, of: int | None = None) -> None:
         now = time.perf_counter()
+        if isinstance(done, int): done, of = self.counted(done, of or 0)
         self.far = f" {done}" + (f"/{of}" if of else "")
         if now - self.said < (OFTEN if self.terminal else SELDOM) and not (self.terminal and done == of): return
         self.tell(now)
+
+    def counted(self, done: int, of: int) -> Count:
+        """What is done of all that was counted up to now. Several works may be counted one after the other: one begins
+        where less is done, or something else is to do, than was said last, and goes on where the last one ended."""
+        if done < self.last.done or of != self.last.of:
+            self.before = Count(self.before.done + self.last.done, self.before.of + self.last.of)
+        self.last = Count(done, of)
+        return Count(self.before.done + done, self.before.of + of if of else 0)
 
     def tell(self, now: float) -> None:
         """How far it is, and after how many seconds."""

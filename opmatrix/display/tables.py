@@ -97,3 +97,8 @@ def percent(error: float | None) -> str:
 def micro(seconds: float) -> str:
     """Seconds as microseconds: a decimal, or three digits of what is small."""
     return f"{1e6 * seconds:.1f}" if 1e6 * seconds >= 10 else f"{1e6 * seconds:.3g}"
+
+
+def few_digits(value: object, digits: int = 3) -> str:
+    """A number in few digits, as reports have it; anything else as it is."""
+    return f"{value:.{digits}g}" if isinstance(value, float) else f"{value}"

@@ -10,6 +10,7 @@ from formats.disk.files import read_bytes, read_text
 from opmatrix.batch import Batch
 from opmatrix.pipelines.parsed_ahead import ParsedAhead
 from opmatrix.pipelines.pooling import MEAN, Pooling
+from opmatrix.pipelines.tokenizer_limits import check_limits
 
 if TYPE_CHECKING:
     import tokenizers
@@ -85,6 +86,7 @@ class Tokenizer:
         import tokenizers
         try: found = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
+        check_limits(found, where)
         return cls(found, limit, pooling, readable)
 
     def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:

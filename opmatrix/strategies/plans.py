@@ -176,7 +176,8 @@ def read_machine(name: str) -> Datasheet:
     InputError for what is none."""
     if not name.endswith(".json"): return datasheet(name)
     try: found = [*datasheets(Path(name)).values()]
-    except (OSError, ValueError) as error: raise InputError(f"--machine {name}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"--machine {name}: {str(error).removeprefix(f'{name}: ')}") from None
     if len(found) != 1: raise InputError(f"--machine {name}: it has {len(found)} machines: give a file of one")
     return found[0]
 

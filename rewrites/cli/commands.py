@@ -9,7 +9,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
-from rewrites.cli.options import EXAMPLES, show_examples, show_statuses
+from rewrites.cli.options import EXAMPLES, PANELS, show_examples, show_first, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
                   context_settings={"help_option_names": ["-h", "--help"]},
-                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
+                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.\n\n"
+                       + show_first())
 
 
 def version(asked: bool) -> None:
@@ -389,4 +390,7 @@ def spectrum(
 
 
 for _ in app.registered_commands:
-    if _.callback: _.epilog = show_examples(EXAMPLES.get(_.name or _.callback.__name__, ()))
+    if _.callback:
+        name = _.name or _.callback.__name__
+        _.epilog = show_examples(EXAMPLES.get(name, ()))
+        _.rich_help_panel, _.short_help = next((panel, lines[name]) for panel, lines in PANELS.items() if name in lines)

@@ -191,5 +191,42 @@ def show_examples(lines: Sequence[str]) -> str:
 
 
 def show_statuses() -> str:
-    """What ends with which status, a line each."""
-    return "\n\n".join(["Exit status:", *(f"{status}: {what}" for status, what in STATUSES.items())])
+    """The exit statuses, as a sentence."""
+    return "Exit status: " + "; ".join(f"{status}: {what}" for status, what in STATUSES.items()) + "."
+
+
+# ---- of the whole command line
+
+FIRST = {                                                   # lines to begin with -> the work that each does
+    "opmatrix doctor": "is this machine fit?",
+    "opmatrix optimize minilm": "find and save its best program",
+    'opmatrix run minilm.opmatrix "a sentence"': "embed a sentence by it",
+    "opmatrix explain minilm.opmatrix": "tell which laws saved what",
+    "opmatrix verify minilm.opmatrix": "check its certificate again"}
+
+PANELS = {                                                  # headings of commands -> a short line for each of them
+    "Programs": {
+        "optimize": "Find, verify, measure and save the cheapest program of a MODEL.",
+        "run": "Run a saved program on sentences.",
+        "generate": "Write what follows a prompt, token by token.",
+        "embed": "Embed every line of a FILE with a saved program.",
+        "evaluate": "Score checkpoints and saved programs, by pairs or by a text.",
+        "explain": "A saved program before and after, and what each law saved.",
+        "report": "The report of a saved program as one page of HTML.",
+        "profile": "Where the time of a saved program goes.",
+        "verify": "Do the checks of a saved program's certificate again."},
+    "Machines and laws": {
+        "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
+        "doctor": "Processor, libraries, caches; settings that hurt.",
+        "laws": "Every law: its statement, its guard, its source.",
+        "spectrum": "Singular values and ranks of every weight of a MODEL."},
+    "Many devices": {
+        "plan": "How a MODEL is best trained or run on many devices.",
+        "partition": "Formulas of a MODEL that is split over ranks.",
+        "launch": "Run a MODEL on ranks that are processes of this machine."}}
+
+
+def show_first() -> str:
+    """The lines to begin with, as they stand in the help of the whole; \b keeps their ends."""
+    wide = max(map(len, FIRST))
+    return "\n".join(["\b", "Begin with:", *(f"  {line:{wide}}  {what}" for line, what in FIRST.items())])

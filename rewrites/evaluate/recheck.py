@@ -16,6 +16,7 @@ from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import FIELDS, Batch
+from opmatrix.display.tables import few_digits
 from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
@@ -161,20 +162,20 @@ def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
     """A certificate may have been made within narrower limits, and no wider ones."""
     for name, most in LIMITS.items():
         given = kept["bounds"].get(name)
-        yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", is_magnitude(given) and given <= most)
+        yield judged(f"limit of {name}", few_digits(given), f"at most {most:g}", is_magnitude(given) and given <= most)
 
 
 def statements(verified: Mapping[str, object], stated: object, exact: bool) -> Iterator[Check]:
     """What it says must at least agree with itself and with the limits of the code."""
     if stated is not None or not exact:
-        yield judged("stated error", f"{stated}", f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
+        yield judged("stated error", few_digits(stated), f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
     if (found := search_for(verified, "float64")) is not None:
         worst = found.get("worst_row") if isinstance(found, Mapping) else None
-        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}",
+        yield judged("float64 error, as it was found", few_digits(worst), f"at most {EQUAL:g}",
                      is_magnitude(worst) and worst <= EQUAL)
     if isinstance(said := verified.get("error"), Mapping) and stated is not None:
         held_out = said.get("relative")
-        yield judged("error on held-out rows, as it was found", f"{held_out}", "at most the stated one",
+        yield judged("error on held-out rows, as it was found", few_digits(held_out), "at most the stated one",
                      is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
 
 
@@ -223,8 +224,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     lacking = NEEDS_MODEL if model is None else describe_absent(program) if made is None else ""
     if lacking:
         if single is not None:
-            yield Check("worst sentence against the model", f"stated {single}", lacking, CLAIMED)
-        yield Check("error against the model", f"stated {stated}", lacking, CLAIMED)
+            yield Check("worst sentence against the model", f"stated {few_digits(single)}", lacking, CLAIMED)
+        yield Check("error against the model", f"stated {few_digits(stated)}", lacking, CLAIMED)
         if model is None: yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         else: yield attempted("graphs of the laws", lambda: graphs(model))
     if lacking or model is None: return
@@ -248,7 +249,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         own = run_beside(program, model, batches, near, exact=exact)
         found = max(float(Change.of(given, wanted, program.starts(batch)).each.max())
                     for batch, given, wanted in zip(batches, own.found, own.alone, strict=True))
-        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
+        return judged("worst sentence against the model", f"{found:.3g}", f"{few_digits(single)}, as stated",
                       is_magnitude(single) and found <= single)
     if made is None:                                        # else its steps were looked at with those of the front
         yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
@@ -348,10 +349,11 @@ def of_goal(program: Program, model: Operator | None, stated: object, said: Mapp
             base: dict[str, float]) -> Check:
     """One of them; `base` keeps the figures of the imported program by measure."""
     goal = Goal.parsed(str(said.get("goal")))
-    what, name, then = f"goal {goal}", goal.measure.name, f"{said.get('value')}, as it was found"
+    what, name, then = f"goal {goal}", goal.measure.name, f"{few_digits(said.get('value'), 5)}, as it was found"
     if goal.measure.figure is None:
         found = JudgedProgram({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
-        return judged(what, f"stated {stated}", str(goal), goal.kept(found, found) or said.get("kept") is False)
+        holds = goal.kept(found, found) or said.get("kept") is False
+        return judged(what, f"stated {few_digits(stated)}", str(goal), holds)
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
         return Check(what, then, f"it needs {needed}", CLAIMED)

@@ -23,8 +23,12 @@ dl{display:grid;grid-template-columns:minmax(6rem,max-content) 1fr;gap:.2rem 1re
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f3f3f3;padding:.6rem;border:1px solid #ccc}
 svg{width:100%;max-width:640px;height:auto}
 a:focus,.scroll:focus{outline:3px solid #1d4e7a}
-@media(max-width:480px){body{font-size:14px}main{padding:.5rem}th,td{padding:.2rem .3rem}
-dl{grid-template-columns:1fr}}
+@media(max-width:56rem){body{font-size:14px}main{padding:.5rem}dl{grid-template-columns:1fr}
+table,thead,tbody,caption{display:block}
+tr{display:flex;flex-wrap:wrap;border-bottom:1px solid #ccc}thead tr{border-bottom:2px solid #333}
+th,td,thead th{border:0;padding:.1rem .2rem;flex:1 1 0;min-width:0;box-sizing:border-box;white-space:normal;
+overflow-wrap:anywhere}
+th:first-child{flex:0 0 100%}thead th{font-size:10px;font-weight:normal;hyphens:auto}}
 @media print{main{max-width:none}.scroll{overflow:visible}h2{break-after:avoid}tr,figure{break-inside:avoid}}
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -63,18 +67,19 @@ def paragraph(words: str) -> str:
 
 def grid_of(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], chosen: int | None = None,
             words: Sequence[int] = (0,)) -> str:
-    """A table that scrolls by itself where a screen is narrow; the chosen row is marked by a star, too."""
-    head = "".join(f'<th scope="col"{" class=words" if at in words else " class=head"}>{text_of(cell)}</th>'
-                   if cell else "<td></td>" for at, cell in enumerate(header))
+    """A table whose rows go over two lines where a screen is narrow, and which scrolls by itself where a word is wider
+    still; the chosen row is marked by a star, too. Roles are written, as a row that is laid out anew loses its own."""
+    head = "".join(f'<th scope="col" role="columnheader" class="{"words" if at in words else "head"}">{text_of(cell)}'
+                   "</th>" if cell else '<td role="cell"></td>' for at, cell in enumerate(header))
     lines = []
     for number, row in enumerate(rows):
-        cells = "".join(f'<th scope="row" class="words">{text_of(cell)}</th>' if at == 0 else
-                        f'<td{" class=words" if at in words else ""}>{text_of(cell)}</td>'
+        cells = "".join(f'<th scope="row" role="rowheader" class="words">{text_of(cell)}</th>' if at == 0 else
+                        f'<td role="cell"{" class=words" if at in words else ""}>{text_of(cell)}</td>'
                         for at, cell in enumerate(row))
-        lines.append(f'<tr{" class=chosen" if number == chosen else ""}>{cells}</tr>')
-    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption, quote=True)}"><table>'
-            f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-            "</table></div>")
+        lines.append(f'<tr role="row"{" class=chosen" if number == chosen else ""}>{cells}</tr>')
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption, quote=True)}">'
+            f'<table role="table"><caption>{escape(caption)}</caption><thead><tr role="row">{head}</tr></thead>'
+            f"<tbody>{''.join(lines)}</tbody></table></div>")
 
 
 def facts_of(pairs: Iterable[tuple[str, object]]) -> str:

@@ -197,8 +197,9 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     """The report of a run, from its figures (see `as_json`), and where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
     header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
-    rows = [format_point("  imported", found["baseline"]),
-            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point)
+    wide = len(str(len(front) - 1))
+    rows = [format_point(f"  {'':{wide}} imported", found["baseline"]),
+            *(format_point(f"{'*' if at == found['chosen'] else ' '} {at:{wide}} {point['name']}", point)
               for at, point in enumerate(front))]
     return "\n\n".join([
         phases(found),
@@ -209,7 +210,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         *warn_busy(busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE,
                    [*filter(None, [busy["calibration"]])]),
         *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
-        "programs: * is chosen\n" + table(rows, header),
+        f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
         *tell_generated(found["generated"]),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n"

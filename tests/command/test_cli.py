@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,15 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+import typer
 from children import ROOT
 from optimized import small
 
+from opmatrix.display import progress
 from opmatrix.program import Program
 from rewrites.cli import __main__ as cli
+from rewrites.cli.commands import app
+from rewrites.cli.options import EXAMPLES, FIRST, PANELS
 from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
@@ -331,11 +336,40 @@ def test_phases_say_in_a_pipe_what_runs_and_for_how_long(capsys, monkeypatch):
     assert capsys.readouterr().err.splitlines() == ["search …", "search … 2/9 after 6 s", "search 20.0 s"]
 
 
+@pytest.mark.parametrize("counts, shown", [
+    ([(1, 2), (2, 2), (1, 2), (2, 2)], ["1/2", "2/2", "3/4", "4/4"]),
+    ([(3, 9), (9, 9), (0, 4), (4, 4), (1, 9)], ["3/9", "9/9", "9/13", "13/13", "14/22"]),
+    ([(5, 9), (1, 9), (2, 9)], ["5/9", "6/18", "7/18"]), ([(4, None), (2, None)], ["4", "6"]),
+    ([(0, 3), (0, 3), ("words", None), (1, 3)], ["0/3", "0/3", "words", "1/3"])], ids=str)
+def test_progress_never_counts_backwards(capsys, monkeypatch, counts, shown):
+    """A phase may count several works, one after the other: each goes on where the one before it ended."""
+    monkeypatch.setattr(progress, "SELDOM", 0.0)
+    line = progress.ProgressLine("kernels")
+    for done, of in counts: line(done, of)
+    said = [each.split(" … ")[1].split(" after")[0] for each in capsys.readouterr().err.splitlines()[1:]]
+    assert said == shown
+
+
 def test_help_names_the_commands(command):
-    names = "optimize", "calibrate", "run", "embed", "evaluate", "doctor", "laws", "explain", "spectrum"
+    """Each once, with a line of its own, below the lines that one needs first; on a screen."""
     for arguments in ([], ["--help"]):
         ran = command(*arguments)
-        assert ran.status == 0 and all(name in ran.out for name in names)
+        lines = ran.out.splitlines()
+        begins = lines.index(next(line for line in lines if "Begin with" in line))
+        assert ran.status == 0 and len(lines) <= 58
+        for at, line in enumerate(FIRST, begins + 1): assert lines[at].strip().startswith(line)
+        assert begins + len(FIRST) < next(at for at, line in enumerate(lines) if "Options" in line)
+        for name, said in ((name, said) for commands in PANELS.values() for name, said in commands.items()):
+            assert [line for line in lines if line.split()[1:2] == [name] and said in line], name
+    assert {*EXAMPLES} == {name for commands in PANELS.values() for name in commands}
+
+
+@pytest.mark.parametrize("line", FIRST)
+def test_the_lines_to_begin_with_are_understood(line):
+    program, *words = shlex.split(line)
+    name, *rest = words
+    command = typer.main.get_command(app).commands[name]
+    assert program == "opmatrix" and command.make_context(name, rest, resilient_parsing=False)
 
 
 # ---- a saved program that is bad

@@ -1,5 +1,6 @@
 """`opmatrix verify`: a saved program holds, and each kind of damage is named, with status 1."""
 import json
+import re
 import shutil
 
 import checkpoints
@@ -48,6 +49,7 @@ def test_a_saved_program_holds(command, place):  # noqa: F811
         ran = command("verify", place / "program", *arguments)
         assert ran.status == 0 and "error against the model" in ran.out and " 0 FAILS" in ran.out, ran.out + ran.err
         assert ("as the program says" in ran.out) == (not arguments)
+        assert re.search(r"\d\.\d", ran.out) and not re.findall(r"\d\.\d{5,}", ran.out), "few digits tell"
 
 
 @pytest.mark.deep
@@ -71,12 +73,13 @@ def test_without_the_model_its_checks_are_claims(command, copy, place):  # noqa:
     assert ran.status == 1 and "2 FAILS" in ran.out
 
 
-@pytest.mark.parametrize("sentence, verdict", [(1.0, "holds"), (1e-9, "FAILS"), ("small", "FAILS")])
+@pytest.mark.parametrize("sentence, verdict", [(0.9876543210987, "holds"), (1e-9, "FAILS"), ("small", "FAILS")])
 def test_the_worst_sentence_is_measured_again(command, copy, sentence, verdict):  # noqa: F811
     kept = json.loads((copy / "certificate.json").read_text())["verified"]
     certificate(copy, verified=kept | {"error": {"sentence": sentence}})
     ran = command("verify", copy)
     assert ran.status == (verdict == "FAILS")
+    assert not re.findall(r"\d\.\d{5,}", ran.out)
     assert any(line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict]
                for line in ran.out.splitlines()), ran.out
 

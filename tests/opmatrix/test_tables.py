@@ -1,8 +1,9 @@
 """Tables on a terminal: as wide as it is where they can be, and nothing of them is lost."""
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opmatrix.display.tables import NARROWEST, fit_width, table
+from opmatrix.display.tables import NARROWEST, few_digits, fit_width, table
 
 words = st.lists(st.text("abcx19+µ", min_size=1, max_size=9), min_size=1, max_size=9).map(" ".join)
 numbers = st.one_of(st.floats(-1e6, 1e6).map("{:.2f}".format), st.just(""), st.just("0.371 %"), st.just("1.2 to 3.4"))
@@ -50,3 +51,8 @@ def test_a_front_is_read_at_eighty_columns():
         "  x3 +",
         "  lowrankint8 x2",
         "  + lowrank x1"]
+
+
+@pytest.mark.parametrize("value, shown", [(0.028646797669666064, "0.0286"), (1e-10, "1e-10"), (4.0, "4"), (3, "3"),
+                                          (None, "None"), ("small", "small")])
+def test_numbers_in_few_digits(value, shown): assert few_digits(value) == shown

@@ -8,6 +8,7 @@ import pytest
 from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import LineReading, Parts, Tokenizer, read_lines, sentences
+from opmatrix.pipelines.tokenizer_limits import check_pattern
 
 
 @pytest.fixture
@@ -164,3 +165,44 @@ def test_a_tokenizer_that_contradicts_itself_is_refused(path):
     path.write_text(json.dumps(found))
     with pytest.raises(InputError, match=r"tokenizer\.json contradicts itself"):
         Tokenizer.from_file(path).encode("a bank")
+
+
+def deep(letter, end, depth): return letter * depth + "a" + end * depth
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
+@pytest.mark.parametrize("pattern", [deep("(", ")*", 1000), deep("(a|", "|b)*", 200), "[a-z]" * 2000,
+                                     deep(r"\)(", ")+", 60)], ids=lambda pattern: pattern[:8])
+def test_an_expression_that_would_hold_native_code_is_refused(path, part, pattern):
+    """A search gives up after so many steps, each of which takes longer the deeper brackets are."""
+    expression = {"pattern": {"Regex": pattern}}
+    kinds = {"normalizer": {"type": "Replace", "content": "x"}, "decoder": {"type": "Replace", "content": "x"},
+             "pre_tokenizer": {"type": "Split", "behavior": "Isolated", "invert": False}}
+    found = json.loads(path.read_text())
+    found[part] = kinds[part] | expression
+    path.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=rf"tokenizer\.json: {part}: the regular expression .* get the file again"):
+        Tokenizer.from_file(path)
+
+
+@pytest.mark.parametrize("step", [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10},
+                                  {"type": "Prepend", "prepend": "a" * 10}], ids=lambda step: step["type"])
+def test_normalizers_that_write_ever_more_are_refused(path, step):
+    found = json.loads(path.read_text())
+    for count, refused in ((2, False), (9, True)):
+        found["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [step] * count}]}
+        path.write_text(json.dumps(found))
+        if refused:
+            with pytest.raises(InputError, match=r"normalizer: a letter may become 1,000,000,000 letters"):
+                Tokenizer.from_file(path)
+        else: assert Tokenizer.from_file(path).encode("a bank").tokens.size
+
+
+def test_published_expressions_are_within_the_bounds():
+    """Those of BPE that a GGUF file names, and half of what is allowed."""
+    from opmatrix.files.merges import RULES
+    patterns = [each for rule in RULES.values() if isinstance(rule.split, tuple) for each in rule.split]
+    assert len(patterns) > 3
+    for each in patterns: check_pattern(each, "here")
+    check_pattern(deep("(", ")*", 50), "here")
+    check_pattern("a" * 4000, "here")

@@ -84,6 +84,15 @@ def test_nothing_is_asked_and_nothing_complains(shown, files, name, width):
     assert page.title().startswith("opmatrix: ") and page.locator("script, img, iframe, object, link").count() == 0
 
 
+@pytest.mark.parametrize("width", [320, 420, 600, 800, 1400])
+def test_no_column_is_cut(shown, width):
+    """Every cell of every table is within the screen."""
+    page, _ = shown("report", width)
+    assert page.locator(".scroll").count() > 5
+    beyond = "[...document.querySelectorAll('.scroll')].map(each => each.scrollWidth - each.clientWidth)"
+    assert max(page.evaluate(beyond)) <= 0
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["report", "hostile2"])
 def test_axe_finds_nothing_serious(shown, name, width):

@@ -66,6 +66,18 @@ def test_every_number_of_the_report_is_a_figure_of_the_json(ran):
     assert len(results.printed(quiet, target).splitlines()) <= 50     # a screen
 
 
+def test_programs_have_the_numbers_of_their_directories(ran):
+    _, found, target = ran
+    lines = results.printed(found, target).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("programs:")) + 3
+    assert lines[first].split()[0] == "imported"
+    for number, point in enumerate(found["front"]):
+        words = lines[first + 1 + number].split()
+        if number == found["chosen"]: assert words.pop(0) == "*"
+        assert int(words[0]) == number and " ".join(words[1:]).startswith(point["name"])
+        assert Path(point["program"]).name == f"{number}"
+
+
 @pytest.mark.parametrize("path", [
     ["bound", "seconds"], ["bound", "gap"], ["prediction", "median"], ["prediction", "worst"], ["error"], ["saved_s"],
     ["saved", 0, "seconds"], ["steps", 0, "measured_s"], ["steps", 1, "saved_s"], ["steps", 2, "quartiles_s", 0],
