@@ -85,7 +85,7 @@ def infinite_batches(program: Program, batches: Sequence[Batch]) -> Iterator[Bat
             numbers = np.array(batch.input(port), np.float32)
             endless = rng.random(numbers.shape) < INFINITE_SHARE
             endless[:1] = True
-            numbers[endless] = rng.choice(np.float32(port.infinite))
+            numbers[endless] = rng.choice(port.infinite or (0.0,))
             made.inputs[port.name] = numbers
         yield made
 

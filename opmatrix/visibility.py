@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 from opmatrix.batch import Fields, Places
+from opmatrix.head_blocks import ByHeads
 from opmatrix.patterns import Pattern, Truth, everyone
 
 if TYPE_CHECKING:
@@ -64,18 +65,14 @@ def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
     return found
 
 
-class Seeing:
+class Seeing(ByHeads):
     """What a dense reading does of rows that see rows."""
-    value: Any
     batch: Fields | None
-    if TYPE_CHECKING:
-        @property
-        def array(self) -> Numeric: ...
-        def of(self, value: object) -> Self: ...
 
     def shares(self, where: Pattern) -> Self:
-        rows, cols = self.array.shape[-2:]
-        return self.of(shares_of(self.array, visible_pairs(where, self.batch, self.batch, (rows, cols))))
+        rows, cols = self.value.shape[-2:]
+        seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
+        return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
     def dropped(self, name: str, rate: float) -> Self:
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
     def fold(self, h: int) -> Self:

@@ -1,7 +1,8 @@
-"""Conditions of laws as they are written: (fact variable ..)."""
+"""Conditions of laws as they are written, (fact variable ..), and the one that speaks of sizes."""
 import re
 from typing import NamedTuple
 
+SAME_SIZE = "same_size"                                     # of two values: as many heads, columns, rows of one space
 CONDITION = re.compile(r"\((\w+)((?: \w+)+)\)", re.ASCII)
 
 

@@ -24,6 +24,7 @@ from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields
+from opmatrix.head_blocks import HeadBlocks, make_by_heads
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port
@@ -64,7 +65,7 @@ class DenseReading(Seeing):
 
     def of(self, value: object) -> Self: return replace(self, value=value)
     @cached_property
-    def array(self) -> Numeric: return self.whole()
+    def array(self) -> Numeric: return self.taken(self.whole())
     def whole(self) -> Numeric:
         found: Numeric = self.value.toarray() if hasattr(self.value, "toarray") else self.value
         return found.dense(self.dtype) if isinstance(found, Sparse) else found
@@ -72,17 +73,11 @@ class DenseReading(Seeing):
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
         return rows, columns
-    def spread(self, rows: int, cols: int) -> Self:
-        """So many rows and columns, of what is the same in all of them."""
-        own = self.array[..., :1, :] if rows != self.size[0] else self.array
-        own = own[..., :1] if cols != self.size[1] else own
-        return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
-    def __add__(self, other: DenseReading) -> Self: return self.of(self.array + other.array)
-    def __mul__(self, other: DenseReading) -> Self: return self.of(self.array * other.array)
+    def __add__(self, other: DenseReading) -> Self: return self.meet_entries(other, np.add)
+    def __mul__(self, other: DenseReading) -> Self: return self.meet_entries(other, np.multiply)
     def keep_top(self, by: DenseReading, k: int) -> Self:
         numbers = by.array
         return self.of(keep_taken(np.broadcast_to(self.array, numbers.shape), numbers, take_top(numbers, k)))
-    def turn(self) -> Self: return self.of(self.array.swapaxes(-1, -2))
     def beside(self, other: DenseReading) -> Self:
         parts = [np.broadcast_to(a, (*heads, *a.shape[-2:])) for a in (self.array, other.array)
                  for heads in [np.broadcast_shapes(self.array.shape[:-2], other.array.shape[:-2])]]
@@ -101,8 +96,9 @@ class DenseReading(Seeing):
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
     def by_distance(self, table: Data, most: int) -> Self:
         at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-        found = self.numbers(table)[:, np.clip(at - at[:, None], -most, most) + most]
-        return self.of(found if len(found) > 1 else found[0])
+        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
+        if len(numbers) == 1: return self.of(numbers[0, places])
+        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
     def related(self, relation: Relation) -> Self:
         found = read_relation(self.batch, relation)
         return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
@@ -122,32 +118,42 @@ class DenseReading(Seeing):
         return stored[data]
 
     def act(self, term: Operator) -> Self:
-        if term.kind.dense:
-            sparse = term.kind.name == "weight" and len(term.args[0].shape) == 2        # a stack multiplies arrays only
-            x = self.value if sparse else self.array
-            return self.of(term.kind.dense(x, *(self.numbers(a) if isinstance(a, Data) else a for a in term.args)))
+        if (multiply := term.kind.dense) is not None:
+            stacked = any(isinstance(a, Data) and len(a.shape) == 3 for a in term.args)
+            given = [self.numbers(a) if isinstance(a, Data) else a for a in term.args]
+            if isinstance(self.value, HeadBlocks) and not stacked:
+                shape = (*self.value.shape[:-1], self.value.shape[-1] if term.diagonal else 1)
+                return self.in_heads(shape, lambda x: multiply(x, *given))
+            sparse = term.kind.name == "weight" and not stacked         # a stack multiplies arrays only
+            return self.of(multiply(self.value if sparse else self.array, *given))
         matrix, over = reduced(term)
-        stack = [self.reduce(over, *entries) for entries in tabulate_heads(matrix, self.array.shape[-1])]
-        return self.of(stack[0] if len(stack) == 1 else np.stack(stack))
+        *shape, n = self.value.shape
+        heads = [*tabulate_heads(matrix, n)]
+        if len(heads) > 1: return self.of(np.stack([self.reduce(self.array, over, *entries) for entries in heads]))
+        [(_, _, p)] = heads
+        return self.in_heads((*shape, p * over.count(n)), lambda x: self.reduce(x, over, *heads[0]))
 
-    def reduce(self, over: type[Monoid], entries: Cells, n: int, p: int) -> Numeric:
+    def reduce(self, x: Numeric, over: type[Monoid], entries: Cells, n: int, p: int) -> Numeric:
         """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
         if any(map(callable, entries.values())):
-            lifted = [(j, over.entry(e, i)(self.array[..., i])) for (i, j), e in entries.items()]
+            lifted = [(j, over.entry(e, i)(x[..., i])) for (i, j), e in entries.items()]
             columns = [merged(over, (c for k, c in lifted if k == j)) for j in range(p)]
-            found = [over.finished(c, self.array.shape[:-1]) for c in columns]
+            found = [over.finished(c, x.shape[:-1]) for c in columns]
             return np.stack(found, -1) if over.width == 1 else np.concatenate(found, -1)
         right, present = np.zeros((n, p), self.dtype), np.zeros((n, p), bool)
         for at, e in entries.items(): right[at], present[at] = e, True
-        if over.closed and present.all(): return np.asarray(over.closed(self.array, right, None), self.dtype)
-        return np.asarray(over.product(self.array, right, present=None if present.all() else present), self.dtype)
+        if over.closed and present.all(): return np.asarray(over.closed(x, right, None), self.dtype)
+        return np.asarray(over.product(x, right, present=None if present.all() else present), self.dtype)
 
     def product(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
         if isinstance(self.value, Sparse): self.value.meets(other.size[0])
         seen = visible_pairs(where, self.batch, other.batch, self.size)
         if isinstance(self.value, Sparse): return self.of(self.gathered(other, over, seen))
-        return self.of(np.asarray((over.closed or over.product)(self.array, other.array, seen), self.dtype))
-
+        shape = (*np.broadcast_shapes(self.value.shape[:-2], other.value.shape[:-2]), self.size[0],
+                 other.size[1] * over.count(self.size[1]))
+        def make(left: Numeric, right: Numeric) -> Numeric:
+            return np.asarray((over.closed or over.product)(left, right, seen), self.dtype)
+        return self.in_heads(shape, make, other)
 
     def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """A product with a relation: its entries alone, the first of all rows, then the second."""

@@ -29,10 +29,21 @@ class ProductSizes(NamedTuple):
     ordinary: bool
 
 
-class TermWork(NamedTuple):
-    """Work of reading a term: the numbers of its values, and its products."""
+class ValueSize(NamedTuple):
+    """The heads of a value, and the numbers of all of them."""
+    heads: int
     numbers: sympy.Expr
+
+
+class TermWork(NamedTuple):
+    """Work of reading a term: its values, and its products."""
+    values: tuple[ValueSize, ...]
     products: tuple[ProductSizes, ...]
+
+    @property
+    def numbers(self) -> sympy.Expr:
+        """The numbers of all values."""
+        return sympy.Add(*(each.numbers for each in self.values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +51,12 @@ class CountedShape:
     """A value's shape; `made` has the numbers of every value so far, `products` those that were computed."""
     shape: Shape
     values: Sequence[Shape]
-    made: list[sympy.Expr]
+    made: list[ValueSize]
     products: list[ProductSizes]
 
     def of(self, shape: Shape) -> CountedShape:
-        self.made.append(sympy.Mul(*map(expression, shape)))
+        heads = shape.heads if isinstance(shape.heads, int) else 1
+        self.made.append(ValueSize(heads, sympy.Mul(*map(expression, shape))))
         return CountedShape(shape, self.values, self.made, self.products)
 
     def multiplied(self, out: Shape, ordinary: bool) -> None:
@@ -98,7 +110,7 @@ def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tupl
                                          for k, shape in enumerate(arrays)])
     start = CountedShape(Shape(1, T, 1), shapes, [], [])
     read(term, start, {})
-    return TermWork(sympy.Add(*start.made), tuple(start.products))
+    return TermWork(tuple(start.made), tuple(start.products))
 
 
 def list_tables(text: str) -> set[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import PROPERTIES, Operator
-from rewrites.guards import Guard, read_guard
+from rewrites.guards import SAME_SIZE, Guard, read_guard
 from rewrites.instances import CHOICES
 from rewrites.law import (
     ATTRIBUTE,
@@ -77,7 +77,7 @@ def describe_mismatch(sorts: str) -> str:
     """The sentence about sorts with which a law is matched and wrong."""
     return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
             "together, and no sizes: write a left side that fits no others, or add a guard, such as "
-            'when=("(single A)",) of one matrix')
+            'when="(single A)" of one matrix, or when="(same_size x y)" of two values')
 
 
 def list_needless(law: Law, seed: int = 0) -> list[str]:
@@ -115,6 +115,9 @@ def find_unknown(law: Law, guard: Guard) -> str:
     if guard.fact in MARKED:
         if len(guard.variables) == MARKED[guard.fact]: return ""
         return f"{guard.fact} is asked of {MARKED[guard.fact]} variables"
+    if guard.fact == SAME_SIZE:
+        values = all("act" in law.variables[name].facts for name in guard.variables)
+        return "" if len(guard.variables) == 2 and values else f"{SAME_SIZE} is asked of two values"
     if len(guard.variables) > 1: return f"{guard.fact} is asked of one variable"
     sort = law.variables[guard.variables[0]]
     if guard.fact in (able := name_facts(sort)): return ""
@@ -151,6 +154,14 @@ def list_matches(law: Law) -> Iterator[Match]:
     stacked = {name: sort[(h, *sort.sizes)] for name, sort in sorts.items()
                if len(sort.sizes) == ONE_HEAD.get(sort.name)}
     for name, sort in stacked.items(): yield Match({name: sort})
+    for pair in list_same_sizes(law):
+        if {*pair} <= stacked.keys(): yield Match({name: stacked[name] for name in pair})
+
+
+def list_same_sizes(law: Law) -> list[tuple[str, ...]]:
+    """The variables that conditions ask to be of one size, pair by pair."""
+    guards = filter(None, map(read_guard, law.when))
+    return [guard.variables for guard in guards if guard.fact == SAME_SIZE]
 
 
 def list_some(places: list[SizePlace], first: bool, every: bool) -> Iterator[tuple[SizePlace, ...]]:
@@ -175,7 +186,9 @@ def resize(law: Law, places: tuple[SizePlace, ...], size: int) -> Match:
 def fails(law: Law, match: Match, seed: int, most: int = MATCH_TRIALS) -> bool:
     """True where the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
     patterns, functions and operators."""
-    rng = np.random.default_rng([seed, 0])
+    sorts, rng = law.sorts | match.sorts, np.random.default_rng([seed, 0])
+    for one, other in list_same_sizes(law):
+        if [*map(sampled, sorts[one].sizes)] != [*map(sampled, sorts[other].sizes)]: return False
     try: trials = [*law.trials(rng, most, **match.sorts)]
     except (TypeError, ValueError): return False            # nothing is of such sorts
     for variables in trials:

@@ -13,6 +13,7 @@ from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from opmatrix.signature import Port
 from rewrites.graph.sizing import ask_shapes, shrink
+from rewrites.guards import SAME_SIZE
 from rewrites.law import Law, is_variable
 from rewrites.laws import facts
 from rewrites.spelling import spelled
@@ -160,7 +161,7 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     called = {label: name for label, value in template.values.items()
               if (name := names.get((type(value), value), label)) != label}
     added = {name: value for name, value in spoken.items() if name not in template.values}
-    lines = [*state_flags(added), *(state_imported(template, laws))]
+    lines = [*state_flags(added), *state_imported(template, laws), *state_sizes(template, laws)]
     if not called and not added and not lines: return template
     text = template.text
     for label, name in called.items(): text = text.replace(quoted(label), quoted(name))
@@ -180,6 +181,15 @@ def state_imported(template: Template, laws: Sequence[Law]) -> list[str]:
     """That nodes are imported, as facts about their names, where a law asks for it and the text does not state it."""
     lone = any(side.kind.name == "symbol" for law in laws for sides in law.sides() for side in sides)
     lines = [f"(imported {entry.name})" for entry in template.entries] if lone else []
+    return lines if lines and lines[0] not in template.text else []
+
+
+def state_sizes(template: Template, laws: Sequence[Law]) -> list[str]:
+    """The sizes of imported terms, where a law asks for equal ones and the text does not state them."""
+    if f"({SAME_SIZE} " not in " ".join(guard for law in laws for guard in law.when): return []
+    sized = {name: term.out for name, term in template.instance(template.values).items()}
+    lines = [f'(set (sized_as {name}) "{out.heads} {out.rows} {out.cols}")' for name, out in sized.items()
+             if isinstance(out.cols, int) and isinstance(out.heads, int)]
     return lines if lines and lines[0] not in template.text else []
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
+from rewrites.guards import SAME_SIZE
 from rewrites.law import FLAGS, OF_MONOID
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
@@ -170,6 +171,13 @@ MARKERS = """
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
        (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
+# Sizes of values, where a law asks for equal ones: of imported terms, and of what is made of them entry by entry.
+SIZES = ("(function sized_as (Op) String :merge old)", f"(relation {SAME_SIZE} (Op Op))")
+SIZE_RULES = (
+    "(rule ((= e (K_compose a f)) (entrywise f) (= s (sized_as a))) ((set (sized_as e) s)) :ruleset facts)",
+    *(f"(rule ((= e (K_{kind} a b)) (= s (sized_as a)) (= s (sized_as b))) ((set (sized_as e) s)) :ruleset facts)"
+      for kind in ("add", "mul")),
+    f"(rule ((= s (sized_as a)) (= s (sized_as b))) (({SAME_SIZE} a b)) :ruleset facts)")
 MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}   # operands
 MADE = frozenset({"joined"})                                 # kinds of nodes that markers make
 KIND = re.compile(r"\(K_(\w+)")                               # in the text of a rule
@@ -177,7 +185,7 @@ KIND = re.compile(r"\(K_(\w+)")                               # in the text of a
 
 def relations() -> list[str]:
     """The declarations of all facts and flags."""
-    return [*(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
+    return [*SIZES, *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
             *(f"(relation {name_flag(flag)} (String))" for flag in flags())]
 
 
@@ -196,6 +204,7 @@ def needed(names: Iterable[str]) -> set[str]:
 def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tuple[str, ...]:
     """What follows, of every kind that is declared, or of those `among` them, for properties of these names and those
     that are always asked for, and what marks them. What follows from the same is one rule."""
+    names = {*names}
     def matched(text: str) -> bool: return among is None or all(kind in among for kind in KIND.findall(text))
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
     wanted = needed(names)
@@ -206,4 +215,5 @@ def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tup
              for (node, known), facts in together.items()]
     lines += [rule([f"({stronger} e)"], [f"({name} e)"])
               for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
+    lines += SIZE_RULES if SAME_SIZE in names else ()
     return *lines, *filter(matched, re.split(r"\n(?=\()", MARKERS.strip()))

@@ -19,6 +19,7 @@ from opmatrix.signature import Port
 from rewrites.flat import flat
 from rewrites.graph.egraph import EgglogEngine, ENode, Graph, build, fitting, saturate
 from rewrites.graph.template import Template, spell_values
+from rewrites.guards import SAME_SIZE
 from rewrites.law import INPUT, ROWS, Law, Sort, apart
 from rewrites.lower.lower import Lowering
 from rewrites.verify.numbers import Drawn, Float64s
@@ -90,7 +91,8 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
         roots += law.of(over)[0]
         for fact, *variables in (each.strip("()").split() for each in law.when):
             terms = [over[name] for name in variables]
-            if all(isinstance(each, Operator) for each in terms): asked.append((fact, terms))       # flags are stated
+            stated = fact == SAME_SIZE or not all(isinstance(each, Operator) for each in terms)     # by the template
+            if not stated: asked.append((fact, terms))
     template = spell_values(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]

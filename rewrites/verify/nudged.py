@@ -25,7 +25,9 @@ class Nudged(DenseReading):
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
-    def array(self) -> NDArray[np.floating]: return self.nudge(self.whole())
+    def array(self) -> NDArray[np.floating]: return self.taken(self.whole())
+
+    def taken(self, array: NDArray[np.floating]) -> NDArray[np.floating]: return self.nudge(array)
 
     def numbers(self, data: Data) -> NDArray[np.floating]: return self.nudge(data.array.astype(self.dtype))
 

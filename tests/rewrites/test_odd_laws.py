@@ -324,3 +324,42 @@ def test_a_condition_that_no_check_can_try_is_refused_with_what_to_do(condition,
 
 @pytest.mark.parametrize("each", [*EXACT_LAWS, *CHOOSING_LAWS], ids=lambda each: each.name)
 def test_each_shipped_condition_can_be_tried(each): assert find_unasked(each) == ""
+
+
+# ---- values of one size
+
+@law(when="(same_size x y)")
+def nothing_added(x: value[n], y: value[n]): return x @ relu + (y - y), x @ relu
+@law(when="(same_size x y)")
+def two_of_one_size(x: value[n], y: value[n]): return (x @ relu, y @ relu), ((x + y - y) @ relu, y @ relu)
+@law(when=("(additive A)", "(same_size x y)"))
+def through_additive(x: value[n], y: value[n], A: operator[n, p]): return (x + y) @ A, x @ A + y @ A
+@law(when="(same_size x y)")
+def in_any_order(x: value[n], y: value[n]): return x + y, y + x
+@law(when="(same_size x y)")
+def not_additive(x: value[n], y: value[n]): return (x + y) @ relu, x @ relu + y @ relu
+
+
+@pytest.mark.parametrize("true", [nothing_added, two_of_one_size, through_additive], ids=lambda each: each.name)
+def test_a_law_of_equal_sizes_is_used(true, wanted):
+    assert told(true) == ""
+    found = om.explore(model(), BATCH, machine="A100", laws=(*om.laws, true))
+    assert found.left_out == () and np.allclose(found.best.run(BATCH), wanted, atol=1e-5)
+
+
+def test_equal_sizes_are_asked_for_where_they_are_needed():
+    assert "it holds without when='(same_size x y)', too" in told(in_any_order)
+    assert "it is wrong: " in told(not_additive)
+    for condition in ("(same_size x)", "(same_size x A)", "(same_size x x x)"):
+        @law(when=condition)
+        def asking(x: value[n], A: matrix[n, n]): return x @ A @ relu, x @ A @ relu @ relu
+        assert "same_size is asked of two values" in told(asking)
+
+
+@pytest.mark.parametrize("columns, cut, fires", [(8, 1, True), (1, 1, False), (8, 2, False)])
+def test_a_law_of_equal_sizes_is_matched_at_equal_sizes_alone(columns, cut, fires):
+    """One column, and heads, fit beside a value of another size. What is made entry by entry has the size of that."""
+    x, y = (given("tokens", 9) @ om.weight(np.ones((9, size))) @ tanh for size in (8, columns * cut))
+    if cut > 1: y = y @ heads(cut)
+    template = spell_values(Template.of({"root": x @ relu + (y - y)}, [x, y]), [nothing_added])
+    assert bool(saturate(template, [nothing_added]).fired) == fires

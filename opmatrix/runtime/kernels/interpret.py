@@ -6,6 +6,7 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.sizes import size
 from opmatrix.extents import Extents
+from opmatrix.head_blocks import count_held
 from opmatrix.runtime import seen
 from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
@@ -14,7 +15,7 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
-    from opmatrix.regions.counted_numbers import TermWork
+    from opmatrix.regions.counted_numbers import TermWork, ValueSize
 
 READING = 8                                                 # passes of a kernel that a number of a node is taken to be
 TWICE_AS_WIDE = 2                                           # float64 numbers in the room of two of float32
@@ -35,11 +36,13 @@ def at_extents(number: Any, extents: Extents) -> Any:
 
 
 class TermBuffer(NamedTuple):
-    """Bytes of the numbers that a term makes, all of which are there until it is read, and of one more of each while it
-    is made."""
-    numbers: Any
+    """Bytes of the values that a term makes, which are there until it is read, those of many heads some at a time, and
+    of one more of each while it is made."""
+    values: "tuple[ValueSize, ...]"
 
-    def at(self, extents: Extents) -> int: return int(2 * np.float64().nbytes * at_extents(self.numbers, extents))
+    def at(self, extents: Extents) -> int:
+        held = (count_held(each.heads, at_extents(each.numbers, extents)) for each in self.values)
+        return int(2 * np.float64().nbytes * sum(held))
 
 
 @kernel(row_mixing=True, changes_space=True, prices={})
@@ -67,7 +70,7 @@ class interpret(Arguments):
         """Computed in float64 and rounded once."""
         return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
-    def scratch(a) -> TermBuffer: return TermBuffer(count_term(a).numbers)
+    def scratch(a) -> TermBuffer: return TermBuffer(count_term(a).values)
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Passes over all the numbers that its nodes make, T² ones too, and its products, in numbers twice as
