@@ -27,7 +27,7 @@ from rewrites.phases import Report, Tell
 from rewrites.report.retelling import derive, tell_steps
 from rewrites.run import find_front, propose_approximations
 from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
-from rewrites.workload.resolve import SOURCE, adapter_of, calibrated, find_directory, source
+from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find_directory, source
 from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
@@ -186,6 +186,6 @@ def origin(program: Program) -> str:
     if not isinstance(place, str):
         raise InputError("the program does not say which model it was made of: give it: --model MODEL")
     if place in MODELS or is_hub_name(place): return place
-    if found := find_directory(program, SOURCE, place): return found
+    if found := find_directory(program, SOURCE_ENTRY, place): return found
     raise InputError(f"{shown(place)}: the model that the program was made of is not there, as seen from "
                      f"{shown(Path.cwd())}: say where it is: --model MODEL")

@@ -34,8 +34,8 @@ POINT_VERSION = 8                                           # that of what has f
 READ_VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION, POINT_VERSION
 ANY_SIDES = OWN_VERSION, POINT_VERSION                      # versions of one output or of several
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
-ABOVE = "above"                                             # names of files that a point of a front has in common with
-                                                            # others, and that lie in the front's directory or above it
+# names of files that a point of a front has in common with others, and that lie in the front's directory or above it
+FILES_ABOVE = "above"
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
@@ -194,9 +194,9 @@ def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]
     file = directory / PROGRAM
     places = {name: directory / name for name in (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))}
     if found["version"] != POINT_VERSION: return places
-    for name in field(file, found, ABOVE, list):
+    for name in field(file, found, FILES_ABOVE, list):
         if not isinstance(name, str) or name not in places or name == PROGRAM:
-            raise InputError(f"{file}: {ABOVE}: {name!r:.80} is no file: {AGAIN}")
+            raise InputError(f"{file}: {FILES_ABOVE}: {name!r:.80} is no file: {AGAIN}")
         above = (directory / ".." / name, directory / ".." / ".." / name)
         places[name] = next((each for each in above if exists(each)), directory / name)
         if not exists(places[name]):

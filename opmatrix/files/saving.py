@@ -3,7 +3,9 @@ opmatrix.files.loading reads it."""
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,11 +14,14 @@ from types import MappingProxyType
 from uuid import uuid4
 
 from formats.core.errors import InputError
+from formats.disk.cache import HOUR
 from formats.disk.files import fill, read_json, reason, shown
+from formats.disk.holdings import list_entries, removed
+from formats.disk.locks import fcntl, wait_for_lock
 from opmatrix.algebra.data import Numeric
 from opmatrix.files.loading import (
-    ABOVE,
     APART,
+    FILES_ABOVE,
     FRONT,
     HALF_VERSION,
     KIND,
@@ -38,6 +43,9 @@ from opmatrix.signature import FLOAT
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
 DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
 OURS = (*FILES, DERIVATION, REPORT)
+TRIAL_FILE = "trial"                                        # a file that shows whether a disk takes any
+PART = re.compile(r"\.[0-9a-f]{8}\.part")                   # a fresh directory,
+PARTS = {*OURS, FRONT, TRIAL_FILE}                          # and what it may hold
 ArrayKey = tuple[str, str, bytes]                           # an array's name, number type and shape, sums of its pieces
 
 
@@ -70,7 +78,7 @@ def attempt(directory: str | Path) -> None:
     refuse_strays(target, directory, front=True)
     with fresh_directory(target, directory) as fresh:
         (fresh / target.name).mkdir()                       # the name may be too long
-        with (fresh / "trial").open("xb") as out: fill(out)
+        with (fresh / TRIAL_FILE).open("xb") as out: fill(out)
 
 
 @contextmanager
@@ -79,14 +87,41 @@ def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
     What the system refuses is an InputError."""
     fresh = target.parent / f".{uuid4().hex[:8]}.part"
     made = [parent for parent in target.parents if not parent.exists()]
+    clear_killed(target.parent)
     try:
         fresh.mkdir(parents=True)
-        yield fresh
+        with held_open(fresh): yield fresh
     except OSError as error: raise InputError(f"{shown(named)}: not written: {reason(error)}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         with suppress(OSError):                             # a parent that holds something stays
             for parent in made: parent.rmdir()
+
+
+@contextmanager
+def held_open(directory: Path) -> Generator[None]:
+    """Inside, a directory is locked as one that a process uses. Raises OSError."""
+    if fcntl is None:
+        yield
+        return
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        wait_for_lock(number, 0.0, shared=True)
+        yield
+    finally: os.close(number)
+
+
+def clear_killed(directory: Path) -> None:
+    """Remove what processes that were killed an hour ago or longer have left of programs beside their place."""
+    removed(each.path for each in list_entries(directory, PART)
+            if time.time() - each.used > HOUR and is_part(each.path))
+
+
+def is_part(path: Path) -> bool:
+    """Whether a directory holds no more than a program that is being written, or tried."""
+    with suppress(OSError):
+        return path.is_dir() and all(each.name in PARTS or not any(each.iterdir()) for each in path.iterdir())
+    return False
 
 
 # ---- what may be replaced
@@ -177,13 +212,13 @@ def write_front(programs: Mapping[Path, Program]) -> None:
         write_program(program, directory, own, alike | own.keys())
 
 
-def held_shards(program: Program, shards: Mapping[str, "Shard"]) -> dict[str, "Shard"]:
+def held_shards(program: Program, shards: Mapping[str, "SharedArrays"]) -> dict[str, "SharedArrays"]:
     """The shards whose arrays a program has."""
     return {file: shard for file, shard in shards.items() if program.hash in shard.owners}
 
 
 @dataclass
-class Shard:
+class SharedArrays:
     """Arrays that the same programs have, by name; `owners` are the hashes of these programs."""
     owners: tuple[str, ...]
     arrays: dict[str, Numeric] = field(default_factory=dict)
@@ -195,7 +230,7 @@ class Shard:
         write_tensors({name: self.arrays[name] for name in names}, file, gap)
 
 
-def gather_shards(programs: Mapping[Path, Program]) -> dict[str, Shard]:
+def gather_shards(programs: Mapping[Path, Program]) -> dict[str, SharedArrays]:
     """Arrays that the same several programs have, by the names of their files: first those of the first program, then
     the largest; where there are more groups than names, the rest stay with each program."""
     owners, arrays, sums = dict[ArrayKey, set[str]](), dict[ArrayKey, Numeric](), Sums()
@@ -204,13 +239,13 @@ def gather_shards(programs: Mapping[Path, Program]) -> dict[str, Shard]:
         for name, key in keyed(program, sums).items():
             owners.setdefault(key, set()).add(program.hash)
             arrays[key] = held[name]
-    shards = dict[tuple[str, ...], Shard]()
+    shards = dict[tuple[str, ...], SharedArrays]()
     for key, hashes in owners.items():
         if len(hashes) == 1: continue
         owned = tuple(sorted(hashes))
-        shards.setdefault(owned, Shard(owned)).arrays[key[0]] = arrays[key]
+        shards.setdefault(owned, SharedArrays(owned)).arrays[key[0]] = arrays[key]
     first = next(iter(programs.values())).hash
-    def rank(shard: Shard) -> tuple[bool, int]:
+    def rank(shard: SharedArrays) -> tuple[bool, int]:
         return first not in shard.owners, -sum(array.nbytes for array in shard.arrays.values())
     return dict(zip(SHARDS, sorted(shards.values(), key=rank), strict=False))
 
@@ -232,7 +267,7 @@ def keyed(program: Program, sums: Sums) -> dict[str, ArrayKey]:
     return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
 
 
-def write_program(program: Program, directory: Path, shards: Mapping[str, Shard] = MappingProxyType({}),
+def write_program(program: Program, directory: Path, shards: Mapping[str, SharedArrays] = MappingProxyType({}),
                   above: Set[str] = frozenset()) -> None:
     """The files of a program into a directory, which is made where it is not there. `shards`: arrays that lie in files
     of their own, which are there. `above`: the files that are not written, as they lie where a point of a front has
@@ -246,7 +281,7 @@ def write_program(program: Program, directory: Path, shards: Mapping[str, Shard]
     if not program.plain:
         head["version"] = HALF_VERSION if any(port.number != FLOAT for port in program.inputs) else NAMED_VERSION
     if own: head |= {"version": OWN_VERSION, "own": own}
-    if above: head |= {"version": POINT_VERSION, "shared": [*map(SHARDS.index, shards)], ABOVE: sorted(above)}
+    if above: head |= {"version": POINT_VERSION, "shared": [*map(SHARDS.index, shards)], FILES_ABOVE: sorted(above)}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
                                      "utf-8")

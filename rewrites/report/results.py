@@ -91,16 +91,16 @@ class Result:
 
 
 def save(result: Result, target: Path, laws: Named | None = None,
-         places: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+         origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
-    every program of the front: all or nothing. `places`: directories that the report names, and no program. The figures
-    of the report."""
+    every program of the front: all or nothing. `origins`: directories that the report names, and no program. The
+    figures of the report."""
     report = result.report
     with report.phase("derive"):
         steps = tell_steps(result.best, result.laws, result.choices, result.workload.few)
     with report.phase("save"):
         found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
-        found |= places
+        found |= origins
         with replacing_program(target) as fresh:
             places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
             write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),

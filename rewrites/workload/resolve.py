@@ -29,7 +29,7 @@ from rewrites.lower.phased import Generation, parse_generation
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
-SOURCE, ADAPTER = "source", "adapter"                      # entries of meta that name directories
+SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"                      # entries of meta that name directories
 AnyWorkload = Workload | Batch | Generation | str | Path | Mix      # what says it
 
 
@@ -69,8 +69,8 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
     """Where a checkpoint is, and what its programs need to read text."""
     tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
-    return {"model": checkpoint.name, "config": config, SOURCE: name_origin(checkpoint),
-            **({ADAPTER: relative(checkpoint.adapter.directory)} if checkpoint.adapter else {}),
+    return {"model": checkpoint.name, "config": config, SOURCE_ENTRY: name_origin(checkpoint),
+            **({ADAPTER_ENTRY: relative(checkpoint.adapter.directory)} if checkpoint.adapter else {}),
             **({"head": checkpoint.head} if checkpoint.head else {}),
             **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
@@ -95,10 +95,10 @@ def relative(directory: Path) -> str:
 
 def find_origin(program: Program) -> str | None:
     """The checkpoint that a program names, as far as it lies here: nothing is fetched because a file says so."""
-    place = program.meta.get(SOURCE)
+    place = program.meta.get(SOURCE_ENTRY)
     if not isinstance(place, str): return None
     if place in MODELS: return place if (location() / place).is_dir() else None
-    return find_directory(program, SOURCE, place)
+    return find_directory(program, SOURCE_ENTRY, place)
 
 
 def find_directory(program: Program, entry: str, place: str) -> str | None:
@@ -117,7 +117,7 @@ def find_directory(program: Program, entry: str, place: str) -> str | None:
 
 def name_places(model: str | Model, adapter: str | Path | None) -> dict[str, str]:
     """The directories that a model and an adapter were read from, whole, for a report."""
-    named = {SOURCE: model, ADAPTER: adapter}
+    named = {SOURCE_ENTRY: model, ADAPTER_ENTRY: adapter}
     return {entry: os.path.abspath(place) for entry, place in named.items()
             if isinstance(place, str | Path) and os.path.exists(place)}
 
@@ -132,7 +132,7 @@ def calibrated(progress: Tell, *batches: Batch) -> Machine:
 
 def adapter_of(program: Program) -> str | None:
     """The adapter that a program says it was made with. Raises InputError for what is no name of one."""
-    found = program.meta.get(ADAPTER)
+    found = program.meta.get(ADAPTER_ENTRY)
     if found is None: return None
-    if isinstance(found, str): return find_directory(program, ADAPTER, found) or found
+    if isinstance(found, str): return find_directory(program, ADAPTER_ENTRY, found) or found
     raise InputError(f"the program says that its adapter is {found!r:.60}: make it anew")
