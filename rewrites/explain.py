@@ -2,7 +2,6 @@
 and what each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os.path import exists, isabs
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from formats.machine.quiet import Watch, warn_busy
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.checkpoint import open_model
+from opmatrix.files.fetch import MODELS
+from opmatrix.files.hub import is_hub_name
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
@@ -26,7 +27,7 @@ from rewrites.phases import Report, Tell
 from rewrites.report.retelling import derive, tell_steps
 from rewrites.run import find_front, propose_approximations
 from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
-from rewrites.workload.resolve import adapter_of, calibrated, source
+from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find_directory, source
 from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
@@ -181,10 +182,10 @@ def reopen(program: Program, found: Reported, model: str | None = None,
 
 def origin(program: Program) -> str:
     """The checkpoint that a program says it was made of. Raises InputError where it says none, or none that is here."""
-    place = program.meta.get("model") if program.meta.get("model") == "minilm" else program.meta.get("source")
+    place = program.meta.get("source")
     if not isinstance(place, str):
         raise InputError("the program does not say which model it was made of: give it: --model MODEL")
-    if isabs(place) and not exists(place):
-        raise InputError(f"{shown(place)}: the model that the program was made of is not there any more: say where it "
-                         "is: --model MODEL")
-    return place
+    if place in MODELS or is_hub_name(place): return place
+    if found := find_directory(program, SOURCE_ENTRY, place): return found
+    raise InputError(f"{shown(place)}: the model that the program was made of is not there, as seen from "
+                     f"{shown(Path.cwd())}: say where it is: --model MODEL")

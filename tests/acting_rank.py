@@ -22,6 +22,7 @@ def done():
 given = json.loads(sys.stdin.readline())
 part, counter = sys.argv[1:][given["rank"]], 0
 if part == "late": time.sleep(60)
+if part == "never starts": os.kill(os.getpid(), signal.SIGSTOP)
 say("ready")
 sys.stdin.readline()
 match part:

@@ -16,7 +16,7 @@ from .locks import fcntl, wait_for_lock
 
 DAY = 86400.0                                                # seconds
 MONTH = 30 * DAY
-PATIENCE = 1.0                                               # seconds that a directory is removed in
+REMOVAL_TIME = 1.0                                          # seconds that a directory is removed in
 # what an interruption left of a file that was being written, or compiled
 LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+|\.[\w-]+\.lock")
 # a checkpoint that benchmarks make, its files
@@ -146,7 +146,7 @@ def using(directory: Path) -> int | None:
         if fcntl is None: return None
         number = os.open(place, os.O_RDONLY)
         # whoever removes it is done soon, and a stranger may lock for ever what he may read
-        wait_for_lock(number, PATIENCE, shared=True)
+        wait_for_lock(number, REMOVAL_TIME, shared=True)
         with suppress(OSError):
             if os.path.samestat(os.fstat(number), os.stat(place)): return number
         os.close(number)                                     # it went meanwhile

@@ -30,8 +30,12 @@ NAMED_VERSION = 5                                           # that of inputs, se
                                                             # several
 HALF_VERSION = 6                                            # that of caches which are no float32
 OWN_VERSION = 7                                             # that of what is one's own, whatever else it has
-READ_VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION
+POINT_VERSION = 8                                           # that of what has files above it, whatever else it has
+READ_VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION, POINT_VERSION
+ANY_SIDES = OWN_VERSION, POINT_VERSION                      # versions of one output or of several
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
+# names of files that a point of a front has in common with others, and that lie in the front's directory or above it
+FILES_ABOVE = "above"
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
@@ -45,21 +49,23 @@ def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhea
     says."""
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
-    file, weights = directory / PROGRAM, directory / WEIGHTS
+    file = directory / PROGRAM
     recover(directory.absolute())
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
     if (version := found.get("version")) not in READ_VERSIONS:
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
-    meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
+    places = find_places(directory, found)
+    meta, described = about(places, field(file, found, "meta", dict)), field(file, found, "constants", dict)
+    weights = places[WEIGHTS]
     rows, sides = field(file, found, "steps", list), signed(file, found)
     if len(rows) > MAX_STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {MAX_STEPS:,}")
     steps = [step(file, i, row) for i, row in enumerate(rows)]
     check_own(file, found, steps, laws)
     with ExitStack() as opened:
         held, stored = dict[str, Tensor](), dict[Path, ArrayFile]()
-        for each in [weights, *(directory / name for name in more(file, found))]:
+        for each in [weights, *(places[name] for name in more(file, found))]:
             raw = opened.enter_context(open_regular(each))
             lies = tensors(raw, each)
             if both := held.keys() & lies.keys():
@@ -122,7 +128,7 @@ def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
     if not has_sides(found): return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
     narrow = [name for name, said in sides["inputs"].items() if isinstance(said, list) and HALF in said]
-    if narrow and found["version"] not in (HALF_VERSION, OWN_VERSION):
+    if narrow and found["version"] not in (HALF_VERSION, *ANY_SIDES):
         raise InputError(f"{file}: inputs: {narrow[0]!r:.60} is {HALF}, which no program of version {found['version']} "
                          f"has: {AGAIN}")
     for side in ("outputs", "state"):
@@ -135,16 +141,17 @@ def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
 def has_sides(found: Mapping[str, object]) -> bool:
     """Whether a file says inputs, outputs and state by name."""
     version = found["version"]
-    return "outputs" in found if version == OWN_VERSION else version in (NAMED_VERSION, HALF_VERSION)
+    return "outputs" in found if version in ANY_SIDES else version in (NAMED_VERSION, HALF_VERSION)
 
 
 def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], laws: object) -> None:
     """Raises InputError unless who loads a program gives what it has of one's own, as it was when it was saved."""
     called = [name for step in steps for name in list_own_names(step.attributes)]
-    if called and found["version"] != OWN_VERSION:
+    if called and found["version"] not in ANY_SIDES:
         raise InputError(f"{file}: steps: {called[0].partition(':')[0]!r} is one's own, which no program of version "
                          f"{found['version']} has: {AGAIN}")
-    if found["version"] == OWN_VERSION and field(file, found, "own", list) != [*dict.fromkeys(called)]:
+    owning = found["version"] == OWN_VERSION or (called and found["version"] == POINT_VERSION)
+    if owning and field(file, found, "own", list) != [*dict.fromkeys(called)]:
         raise InputError(f"{file}: own: {found['own']!r:.80} is not what its steps have of one's own: {AGAIN}")
     if not called: return
     from opmatrix.own.own_modules import check_declared, module_of  # imported here: most programs need it not
@@ -166,18 +173,45 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
 def more(file: Path, found: Mapping[str, object]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
     if found["version"] == VERSION or (found["version"] != SHARED and "shared" not in found): return []
+    if found["version"] == POINT_VERSION: return list_shards(file, found)
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")
     return [*SHARDS[:count]]
 
 
-def about(directory: Path, meta: Mapping[str, object]) -> dict[str, object]:
-    """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
+def list_shards(file: Path, found: Mapping[str, object]) -> list[str]:
+    """The names of files of arrays, by the numbers that a point of a front says."""
+    numbers = field(file, found, "shared", list)
+    if not all(type(each) is int and 0 <= each < len(SHARDS) for each in numbers) or len({*numbers}) < len(numbers):
+        raise InputError(f"{file}: shared is {numbers!r:.80}, not different numbers below {len(SHARDS)}: {AGAIN}")
+    return [SHARDS[each] for each in numbers]
+
+
+def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]:
+    """Where each file of a program lies: in its directory, or, of a point of a front, in that of the front or of the
+    chosen program. Raises InputError for names that are none, and for files that are not there."""
     file = directory / PROGRAM
+    places = {name: directory / name for name in (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))}
+    if found["version"] != POINT_VERSION: return places
+    for name in field(file, found, FILES_ABOVE, list):
+        if not isinstance(name, str) or name not in places or name == PROGRAM:
+            raise InputError(f"{file}: {FILES_ABOVE}: {name!r:.80} is no file: {AGAIN}")
+        above = (directory / ".." / name, directory / ".." / ".." / name)
+        places[name] = next((each for each in above if exists(each)), directory / name)
+        if not exists(places[name]):
+            raise InputError(f"{directory}: {name} is missing, which this program has in common with the others of the "
+                             "front that it was taken from: copy the whole directory of that, or save the program "
+                             "alone, Program.load(\"MODEL.opmatrix/front/N\").save(\"ALONE\")")
+    return places
+
+
+def about(places: Mapping[str, Path], meta: Mapping[str, object]) -> dict[str, object]:
+    """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
+    file = places[PROGRAM]
     if both := sorted(set(APART) & set(meta)):
         raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
-    apart = {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
+    apart = {name: entry for name in APART if (entry := read_meta(places[f"{name}.json"])) is not None}
     whole: dict[str, Any] = dict(meta) | apart
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
@@ -185,7 +219,7 @@ def about(directory: Path, meta: Mapping[str, object]) -> dict[str, object]:
     match whole.get("config", {}).get("max_position_embeddings"):
         case None: pass
         case int(limit) if type(limit) is int and limit > 0: pass
-        case limit: raise InputError(f"{directory / 'config.json'}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
+        case limit: raise InputError(f"{places['config.json']}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
     Pooling.parsed(whole.get("pooling"), f"{file}: pooling")
     return whole
 
@@ -214,10 +248,10 @@ def field(file: Path, found: Mapping[str, object], name: str, kind: type) -> Any
     raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
 
 
-def read_meta(directory: Path, name: str) -> str | dict[str, object] | None:
-    """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
-    if not (file := directory / f"{name}.json").exists(): return None
-    return read_text(file) if name == "tokenizer" else read_object(file)
+def read_meta(file: Path) -> str | dict[str, object] | None:
+    """The entry of meta in a file, None where there is none; a tokenizer stays text."""
+    if not file.exists(): return None
+    return read_text(file) if file.stem == "tokenizer" else read_object(file)
 
 
 def step(file: Path, i: int, row: object) -> Step:

@@ -3,22 +3,31 @@ opmatrix.files.loading reads it."""
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from uuid import uuid4
 
 from formats.core.errors import InputError
+from formats.disk.cache import HOUR
 from formats.disk.files import fill, read_json, reason, shown
+from formats.disk.holdings import list_entries, removed
+from formats.disk.locks import fcntl, wait_for_lock
 from opmatrix.algebra.data import Numeric
 from opmatrix.files.loading import (
     APART,
+    FILES_ABOVE,
     FRONT,
     HALF_VERSION,
     KIND,
     NAMED_VERSION,
     OWN_VERSION,
+    POINT_VERSION,
     PROGRAM,
     SHARDS,
     SHARED,
@@ -26,7 +35,7 @@ from opmatrix.files.loading import (
     WEIGHTS,
 )
 from opmatrix.files.mapped import GAP, pieces, write_tensors
-from opmatrix.files.placing import recover, replace_directory
+from opmatrix.files.placing import recover, replace_directory, twin
 from opmatrix.own.own_names import list_own_names, refuse_collisions
 from opmatrix.program import Program
 from opmatrix.signature import FLOAT
@@ -34,6 +43,10 @@ from opmatrix.signature import FLOAT
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
 DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
 OURS = (*FILES, DERIVATION, REPORT)
+TRIAL_FILE = "trial"                                        # a file that shows whether a disk takes any
+PART = re.compile(r"\.[0-9a-f]{8}\.part")                   # a fresh directory,
+PARTS = {*OURS, FRONT, TRIAL_FILE}                          # and what it may hold
+ArrayKey = tuple[str, str, bytes]                           # an array's name, number type and shape, sums of its pieces
 
 
 def save(program: Program, directory: str | Path) -> None:
@@ -52,7 +65,7 @@ def replacing_program(directory: str | Path) -> Generator[Path]:
     with fresh_directory(target, directory) as fresh:
         yield fresh
         refuse_strays(target, directory, front=(fresh / FRONT).exists())
-        link_equal_files(fresh)
+        if not (fresh / FRONT).exists(): settle_front(target)
         for file in fresh.rglob("*"):
             if file.is_file(): flush(file)
         replace_directory(fresh, target, FILES)
@@ -65,7 +78,7 @@ def attempt(directory: str | Path) -> None:
     refuse_strays(target, directory, front=True)
     with fresh_directory(target, directory) as fresh:
         (fresh / target.name).mkdir()                       # the name may be too long
-        with (fresh / "trial").open("xb") as out: fill(out)
+        with (fresh / TRIAL_FILE).open("xb") as out: fill(out)
 
 
 @contextmanager
@@ -74,14 +87,41 @@ def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
     What the system refuses is an InputError."""
     fresh = target.parent / f".{uuid4().hex[:8]}.part"
     made = [parent for parent in target.parents if not parent.exists()]
+    clear_killed(target.parent)
     try:
         fresh.mkdir(parents=True)
-        yield fresh
+        with held_open(fresh): yield fresh
     except OSError as error: raise InputError(f"{shown(named)}: not written: {reason(error)}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         with suppress(OSError):                             # a parent that holds something stays
             for parent in made: parent.rmdir()
+
+
+@contextmanager
+def held_open(directory: Path) -> Generator[None]:
+    """Inside, a directory is locked as one that a process uses. Raises OSError."""
+    if fcntl is None:
+        yield
+        return
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        wait_for_lock(number, 0.0, shared=True)
+        yield
+    finally: os.close(number)
+
+
+def clear_killed(directory: Path) -> None:
+    """Remove what processes that were killed an hour ago or longer have left of programs beside their place."""
+    removed(each.path for each in list_entries(directory, PART)
+            if time.time() - each.used > HOUR and is_part(each.path))
+
+
+def is_part(path: Path) -> bool:
+    """Whether a directory holds no more than a program that is being written, or tried."""
+    with suppress(OSError):
+        return path.is_dir() and all(each.name in PARTS or not any(each.iterdir()) for each in path.iterdir())
+    return False
 
 
 # ---- what may be replaced
@@ -102,6 +142,15 @@ def vacant(directory: str | Path) -> Path:
     if taken and not replaceable(target):
         raise InputError(f"{words}: it exists and is no opmatrix program: choose another directory or remove it")
     return target
+
+
+def settle_front(target: Path) -> None:
+    """Before a program is replaced and its front stays: what points of that have in common with the program lies with
+    the front, too. Raises OSError."""
+    front = target / FRONT
+    if front.is_symlink() or not front.is_dir(): return
+    for name in FILES:
+        if name != PROGRAM and regular(target / name) and not exists(front / name): twin(target / name, front / name)
 
 
 def exists(path: Path) -> bool:
@@ -134,6 +183,7 @@ def strays(target: Path, front: bool) -> Iterator[Path]:
     if not front or not exists(place := target / FRONT): return
     if place.is_symlink() or not place.is_dir(): yield place; return
     for each in sorted(place.iterdir()):
+        if each.name in FILES and regular(each): continue    # what points have in common
         if each.is_symlink() or not each.name.isdecimal() or not replaceable(each): yield each
         else: yield from (path for path in sorted(each.iterdir()) if path.name not in OURS or not regular(path))
 
@@ -144,16 +194,60 @@ def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 # ---- what is written
 
 def write_front(programs: Mapping[Path, Program]) -> None:
-    """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie
-    in a file of their own, equal in the directory of each, so that `link_equal_files` makes one of them."""
-    owners, sums = dict[tuple[str, str, bytes], set[str]](), Sums()
+    """The files of a chosen program, the first, into its directory, and of points of its front into theirs, each of a
+    number within the front's directory. What a point has in common with others lies once: with the chosen program,
+    which is whole without its front, or else in the front's directory."""
+    (target, chosen), *points = programs.items()
+    shards = gather_shards(programs)
+    for file, shard in shards.items():
+        home = target if chosen.hash in shard.owners else target / FRONT
+        home.mkdir(parents=True, exist_ok=True)
+        shard.write(home / file)
+    write_program(chosen, target, held_shards(chosen, shards))
+    for directory, program in points:
+        own = held_shards(program, shards)
+        alike = {f"{name}.json" for name in APART if name in program.meta
+                 and program.meta[name] == chosen.meta.get(name)}
+        if program.hash == chosen.hash: alike.add(WEIGHTS)
+        write_program(program, directory, own, alike | own.keys())
+
+
+def held_shards(program: Program, shards: Mapping[str, "SharedArrays"]) -> dict[str, "SharedArrays"]:
+    """The shards whose arrays a program has."""
+    return {file: shard for file, shard in shards.items() if program.hash in shard.owners}
+
+
+@dataclass
+class SharedArrays:
+    """Arrays that the same programs have, by name; `owners` are the hashes of these programs."""
+    owners: tuple[str, ...]
+    arrays: dict[str, Numeric] = field(default_factory=dict)
+
+    def write(self, file: Path) -> None:
+        """A file of these arrays. What fills holes in it has a name that is in no other file of a program."""
+        names = sorted(self.arrays)
+        gap = f"{GAP}.{hashlib.sha256(names[0].encode()).hexdigest()[:16]}."
+        write_tensors({name: self.arrays[name] for name in names}, file, gap)
+
+
+def gather_shards(programs: Mapping[Path, Program]) -> dict[str, SharedArrays]:
+    """Arrays that the same several programs have, by the names of their files: first those of the first program, then
+    the largest; where there are more groups than names, the rest stay with each program."""
+    owners, arrays, sums = dict[ArrayKey, set[str]](), dict[ArrayKey, Numeric](), Sums()
     for program in programs.values():
-        for key in keyed(program, sums).values(): owners.setdefault(key, set()).add(program.hash)
-    for directory, program in programs.items():
-        groups: dict[tuple[str, ...], set[str]] = {}
+        held = dict(program.arrays())
         for name, key in keyed(program, sums).items():
-            if len(owners[key]) > 1: groups.setdefault(tuple(sorted(owners[key])), set()).add(name)
-        write_program(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
+            owners.setdefault(key, set()).add(program.hash)
+            arrays[key] = held[name]
+    shards = dict[tuple[str, ...], SharedArrays]()
+    for key, hashes in owners.items():
+        if len(hashes) == 1: continue
+        owned = tuple(sorted(hashes))
+        shards.setdefault(owned, SharedArrays(owned)).arrays[key[0]] = arrays[key]
+    first = next(iter(programs.values())).hash
+    def rank(shard: SharedArrays) -> tuple[bool, int]:
+        return first not in shard.owners, -sum(array.nbytes for array in shard.arrays.values())
+    return dict(zip(SHARDS, sorted(shards.values(), key=rank), strict=False))
 
 
 class Sums:
@@ -168,34 +262,35 @@ class Sums:
         return self.found[id(array)][1]
 
 
-def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
+def keyed(program: Program, sums: Sums) -> dict[str, ArrayKey]:
     """What tells each array of a program from others: name, number type and shape, and the sha256 of its pieces."""
     return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
 
 
-def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
-    """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie
-    in files of their own, one for each set."""
+def write_program(program: Program, directory: Path, shards: Mapping[str, SharedArrays] = MappingProxyType({}),
+                  above: Set[str] = frozenset()) -> None:
+    """The files of a program into a directory, which is made where it is not there. `shards`: arrays that lie in files
+    of their own, which are there. `above`: the files that are not written, as they lie where a point of a front has
+    what it has in common with others."""
     own = name_own(program)
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
-    if shared: head |= {"version": SHARED, "shared": len(shared)}
+    if shards: head |= {"version": SHARED, "shared": len(shards)}
     if not program.plain:
         head["version"] = HALF_VERSION if any(port.number != FLOAT for port in program.inputs) else NAMED_VERSION
     if own: head |= {"version": OWN_VERSION, "own": own}
+    if above: head |= {"version": POINT_VERSION, "shared": [*map(SHARDS.index, shards)], FILES_ABOVE: sorted(above)}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
                                      "utf-8")
-    arrays = dict(program.arrays())
-    for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same
-                                                            # for each program
-        gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."
-        write_tensors({name: arrays.pop(name) for name in sorted(names)}, directory / file, gap)
-    write_tensors(arrays, directory / WEIGHTS)
+    elsewhere = {name for shard in shards.values() for name in shard.arrays}
+    if WEIGHTS not in above:
+        own_arrays = {name: array for name, array in program.arrays() if name not in elsewhere}
+        write_tensors(own_arrays, directory / WEIGHTS)
     for name in APART:
-        if (entry := program.meta.get(name)) is not None:
+        if f"{name}.json" not in above and (entry := program.meta.get(name)) is not None:
             text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
             (directory / f"{name}.json").write_text(text, "utf-8")
 
@@ -225,31 +320,6 @@ def format_json(value: object, depth: int = 0) -> str:
         return "[" + line + f",{line}".join(format_json(entry, depth + 1) for entry in value) + line[:-1] + "]"
     entries = (f"{json.dumps(name)}: {format_json(v, depth + 1)}" for name, v in value.items())
     return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
-
-
-def link_equal_files(directory: Path) -> None:
-    """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front
-    holds the chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it
-    were alone."""
-    alike: dict[int, list[Path]] = {}
-    for file in sorted(directory.rglob("*")):
-        if regular(file): alike.setdefault(file.stat().st_size, []).append(file)
-    for files in alike.values():
-        first: dict[bytes, Path] = {}
-        for file in files if len(files) > 1 else ():
-            if (same := first.setdefault(sha256_bytes(file), file)) is not file: link_file(same, file)
-
-
-def sha256_bytes(file: Path) -> bytes:
-    with file.open("rb") as raw: return hashlib.file_digest(raw, "sha256").digest()
-
-
-def link_file(there: Path, file: Path) -> None:
-    """Puts a second name of what is there in a file's place; where the system makes none, the file stays."""
-    spare = file.with_name(f".{file.name}.link")
-    try: os.link(there, spare)
-    except OSError: return
-    os.replace(spare, file)
 
 
 def flush(file: Path) -> None:

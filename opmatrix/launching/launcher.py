@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
@@ -48,6 +49,15 @@ class Watched:
     heard: float = 0.0
     waits: str = ""
     idle: bool = False
+    stopped: float = 0.0                                    # since when it has been seen stopped; 0 while it is not
+
+    def look_stopped(self, now: float) -> None:
+        """Note since when the system has stopped the process, where that can be known."""
+        stops = False
+        if hasattr(os, "waitid"):
+            with suppress(OSError):                         # it has ended
+                stops = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        self.stopped = (self.stopped or now) if stops else 0.0
 
     def said(self) -> str:
         """How a process ended that did not say so itself."""
@@ -72,6 +82,11 @@ class Launched:
     def later(self) -> float:
         """Seconds of a step, the median of those after the first."""
         return median(self.seconds[1:] or self.seconds)
+
+
+def hanging(rank: int, seconds: float) -> str:
+    """A line for a rank of which nothing was heard for so long."""
+    return f"rank {rank} hangs: nothing of it for {seconds:g} s: a longer --deadline lets it go on"
 
 
 class Ranks:
@@ -174,16 +189,20 @@ class Ranks:
         return {rank: found[rank] for rank in range(self.count)}
 
     def look(self, patience: float) -> None:
-        """Raises RanksFailed for a rank that says nothing for too long, though others get on, and where none got on: it
-        names the one that does not wait for another; else what all wait in."""
+        """Raises RanksFailed for a rank that is stopped, while ranks start, too, or says nothing for too long, though
+        others get on, and where none got on: it names the one that does not wait for another; else what all wait
+        in."""
         now, looked = time.monotonic(), self.looked
         self.looked = now
         if now - looked > SLEPT:                            # this process was stopped, and has not heard what was said
-            for each in self.ranks: each.heard = now
+            for each in self.ranks: each.heard, each.stopped = now, 0.0
+        for each in self.ranks: each.look_stopped(now)
+        stopped = [(each.stopped, rank) for rank, each in enumerate(self.ranks)
+                   if each.stopped and now - each.stopped > self.deadline]
+        if stopped: raise RanksFailed(hanging(min(stopped)[1], self.deadline))
         silent = [(each.heard, rank) for rank, each in enumerate(self.ranks)
                   if not each.idle and now - each.heard > patience]
-        if silent: raise RanksFailed(f"rank {min(silent)[1]} hangs: nothing of it for {patience:g} s: a longer "
-                                     "--deadline lets it go on")
+        if silent: raise RanksFailed(hanging(min(silent)[1], patience))
         if now - max(each.moved for each in self.ranks) <= patience: return
         busy = [(each.moved, rank) for rank, each in enumerate(self.ranks) if not each.idle
                 and (not each.waits or now - each.heard > patience / 2)]

@@ -20,11 +20,9 @@ from opmatrix.signature import HELD_NUMBERS
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-LENGTHS = (1,), (2,), (8,), (40,), (300,), (5, 1, 9), (7,) * 40      # of sentences: of few rows, of many, of many each
+BATCH_LENGTHS = (1,), (2,), (8,), (40,), (300,), (5, 1, 9), (7,) * 40    # of sentences: few rows, many, many sentences
 PROMPTS = (3,), (40,), (5, 20, 1)                           # tokens of prompts that go on together
 REPLY = 4                                                   # tokens that follow one
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class CompiledKernels:
     closed: str
 
 
-def compile_ahead(program: "Program", progress: Progress) -> CompiledKernels:
+def compile_ahead(program: "Program", progress: Callable[[str, float], None]) -> CompiledKernels:
     """Compile into the cache what a program needs, with progress(name, seconds) after each kernel that most programs
     need. Raises InputError where nothing can be kept there."""
     from formats import kernels
@@ -91,7 +89,7 @@ def run_all_ways(program: "Program") -> None:
 
 def drawn_batches(program: "Program") -> Iterator[Batch]:
     """A batch of each kind."""
-    for lengths in LENGTHS:
+    for lengths in BATCH_LENGTHS:
         if rows := draw(program, lengths): yield Batch(rows)
 
 

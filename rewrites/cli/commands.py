@@ -80,6 +80,7 @@ def optimize(
         from rewrites.pages.html_report import page_place, write_html
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
+        from rewrites.workload.resolve import name_places
         refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
@@ -93,7 +94,7 @@ def optimize(
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
                       approximations=declared.approximations, report=report)
-        found = save(result, target, laws)
+        found = save(result, target, laws, name_places(model, adapter))
     say(printed(found, target))
     write_results(found, results)
     write_html(found, html)

@@ -40,7 +40,7 @@ from rewrites.verify.differences import Change
 from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 from rewrites.verify.routed import run_beside
-from rewrites.workload.resolve import adapter_of
+from rewrites.workload.resolve import adapter_of, find_origin
 
 Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
@@ -80,8 +80,8 @@ def of_directory(directory: Path, model: str | None = None, files: Files = NO_FI
     try: program = Program.load(directory, laws=own)
     except InputError as error:
         return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
-    place = program.meta.get("source") if model is None else model
-    here = isinstance(place, str) and (model is not None or exists(place))
+    place = find_origin(program) if model is None else model
+    here = place is not None
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
     named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
     same_files(program, files)

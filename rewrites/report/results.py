@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from formats.machine.quiet import warn_busy
@@ -89,14 +90,17 @@ class Result:
         return printed(as_json(self, [Path()] * len(self.points)))
 
 
-def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
+def save(result: Result, target: Path, laws: Named | None = None,
+         origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
-    every program of the front: all or nothing. The figures of the report."""
+    every program of the front: all or nothing. `origins`: directories that the report names, and no program. The
+    figures of the report."""
     report = result.report
     with report.phase("derive"):
         steps = tell_steps(result.best, result.laws, result.choices, result.workload.few)
     with report.phase("save"):
         found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+        found |= origins
         with replacing_program(target) as fresh:
             places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
             write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),

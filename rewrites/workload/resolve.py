@@ -1,16 +1,23 @@
 """A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest
 for."""
+import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from formats.core.errors import InputError
+from formats.disk.cache import location
+from formats.disk.files import read_json
 from formats.machine.local import learning
 from formats.machine.model import Machine
 from opmatrix.batch import Batch
 from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.fetch import MODELS
+from opmatrix.files.hub import is_hub_name
+from opmatrix.files.saving import REPORT
 from opmatrix.pipelines.end_tokens import end_tokens
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.pricing import this_machine
@@ -22,6 +29,7 @@ from rewrites.lower.phased import Generation, parse_generation
 from rewrites.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
+SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"                      # entries of meta that name directories
 AnyWorkload = Workload | Batch | Generation | str | Path | Mix      # what says it
 
 
@@ -61,13 +69,58 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
     """Where a checkpoint is, and what its programs need to read text."""
     tokenizer, pooling = checkpoint.tokenizer_text, checkpoint.pooling()
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
-    return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
-            **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
+    return {"model": checkpoint.name, "config": config, SOURCE_ENTRY: name_origin(checkpoint),
+            **({ADAPTER_ENTRY: relative(checkpoint.adapter.directory)} if checkpoint.adapter else {}),
             **({"head": checkpoint.head} if checkpoint.head else {}),
             **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({} if checkpoint.unplaced is None else {"unplaced": checkpoint.unplaced}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
+
+
+def name_origin(checkpoint: Checkpoint) -> str:
+    """A checkpoint as a saved program names it, which may be read elsewhere: what is fetched by its name, a directory
+    as it lies from the working directory on."""
+    if is_hub_name(checkpoint.name): return checkpoint.name
+    if checkpoint.name in MODELS and checkpoint.directory == location() / checkpoint.name: return checkpoint.name
+    return relative(checkpoint.directory)
+
+
+def relative(directory: Path) -> str:
+    """A directory as it lies below the working directory; of one elsewhere its name alone. It is no name of a model."""
+    whole = directory.resolve()
+    try: below = whole.is_relative_to(Path.cwd())
+    except OSError: below = False                           # the working directory was removed
+    return os.path.join(os.curdir, os.path.relpath(whole) if below else whole.name)
+
+
+def find_origin(program: Program) -> str | None:
+    """The checkpoint that a program names, as far as it lies here: nothing is fetched because a file says so."""
+    place = program.meta.get(SOURCE_ENTRY)
+    if not isinstance(place, str): return None
+    if place in MODELS: return place if (location() / place).is_dir() else None
+    return find_directory(program, SOURCE_ENTRY, place)
+
+
+def find_directory(program: Program, entry: str, place: str) -> str | None:
+    """A directory that a program names: where the report that lies beside the program, or its front, says that it was,
+    or as it lies from the working directory on, or from where the program lies."""
+    likely = [place]
+    if program.directory is not None:
+        for whole in (program.directory, program.directory / ".." / ".."):      # itself, or what it is a point of
+            with suppress(InputError):
+                said = read_json(whole / REPORT)
+                kept = said.get(entry) if isinstance(said, dict) else None
+                if isinstance(kept, str): likely.insert(0, kept)
+            likely.append(str(whole / ".." / place))
+    return next(filter(os.path.exists, likely), None)
+
+
+def name_places(model: str | Model, adapter: str | Path | None) -> dict[str, str]:
+    """The directories that a model and an adapter were read from, whole, for a report."""
+    named = {SOURCE_ENTRY: model, ADAPTER_ENTRY: adapter}
+    return {entry: os.path.abspath(place) for entry, place in named.items()
+            if isinstance(place, str | Path) and os.path.exists(place)}
 
 
 def calibrated(progress: Tell, *batches: Batch) -> Machine:
@@ -80,6 +133,7 @@ def calibrated(progress: Tell, *batches: Batch) -> Machine:
 
 def adapter_of(program: Program) -> str | None:
     """The adapter that a program says it was made with. Raises InputError for what is no name of one."""
-    found = program.meta.get("adapter")
-    if found is None or isinstance(found, str): return found
+    found = program.meta.get(ADAPTER_ENTRY)
+    if found is None: return None
+    if isinstance(found, str): return find_directory(program, ADAPTER_ENTRY, found) or found
     raise InputError(f"the program says that its adapter is {found!r:.60}: make it anew")

@@ -231,7 +231,7 @@ def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
     place, _ = saved
     shutil.move(place / "model", tmp_path / "elsewhere")
     try:
-        with pytest.raises(InputError, match=r"model: the model .* is not there any more: .* --model MODEL"):
+        with pytest.raises(InputError, match=r"model: the model .* is not there, as seen from .* --model MODEL"):
             explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
     finally: shutil.move(tmp_path / "elsewhere", place / "model")
     def gone(name, adapter): raise InputError(f"{name}: gone")

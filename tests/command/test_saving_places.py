@@ -204,3 +204,19 @@ def test_a_full_disk_is_found_before_the_work(tmp_path, arguments):
                          preexec_fn=limited, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
     assert ran.returncode == 2 and ran.stderr.startswith(f"opmatrix: {arguments[-2]} {arguments[-1]}: ")
     assert "File too large" in ran.stderr and len(ran.stderr.splitlines()) == 1 and not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_save_has_left_goes_with_a_later_one(program, tmp_path):
+    """An hour later; never what a process writes to, what is younger, or what no save has made."""
+    left, used, young, mine, file = (tmp_path / f".0000000{at}.part" for at in range(5))
+    for place in (left, used, young, mine): saving.write_program(program, place)
+    (left / saving.FRONT).mkdir()
+    (left / "place").mkdir()                                # a name that was tried
+    (left / saving.TRIAL_FILE).touch()
+    (mine / "thesis.tex").write_text("years")
+    file.write_text("mine")
+    for place in (left, used, mine, file): os.utime(place, (0, 0))
+    with saving.held_open(used): program.save(tmp_path / "place")
+    assert {path.name for path in tmp_path.iterdir()} == {"place", *(path.name for path in (used, young, mine, file))}
+    program.save(tmp_path / "place")
+    assert not used.exists() and young.exists() and mine.exists() and file.exists()

@@ -79,7 +79,7 @@ def test_a_link_is_no_file_of_the_cache(home, tmp_path):
 @pytest.mark.skipif(holdings.fcntl is None, reason="no locks here")
 def test_a_lock_that_a_stranger_holds_is_not_waited_for(home, monkeypatch):
     """Who may read a directory may lock it."""
-    monkeypatch.setattr(holdings, "PATIENCE", 0.0)
+    monkeypatch.setattr(holdings, "REMOVAL_TIME", 0.0)
     stranger = os.open(home, os.O_RDONLY)
     try:
         holdings.fcntl.flock(stranger, holdings.fcntl.LOCK_EX)

@@ -1,5 +1,6 @@
 """The launcher watches its ranks: who ends, fails, hangs or waits for ever is named in a line, within the deadline, and
 no process is left. Ranks here only act; real ones are in tests/peers/test_launch.py."""
+import os
 import socket
 import time
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_a_mesh_of_other_ranks_is_refused():
     with Ranks(2, program=child_of_python(ACTOR, "waits", "waits")) as ranks:
         with pytest.raises(InputError, match=r"^mesh: it has 3 ranks, and 2 were started$"):
             ranks.run(Job({}, dict(x=(3, "tensor")), [[1]]))
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="whether a process is stopped is not said here")
+@pytest.mark.parametrize("parts, rank", [(("waits", "never starts"), 1), (("never starts", "late"), 0)])
+def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, rank):
+    """And not after all that ranks may take to start."""
+    began, ranks = time.monotonic(), Ranks(2, 0.8, program=child_of_python(ACTOR, *parts))
+    with pytest.raises(RanksFailed, match=rf"^rank {rank} hangs: nothing of it for 0.8 s: a longer --deadline"):
+        with ranks: pass
+    assert time.monotonic() - began < 60
 
 
 def test_who_never_comes_is_named(monkeypatch):

@@ -85,45 +85,77 @@ def other(tokenizer):
 
 
 def test_what_programs_of_a_front_share_is_stored_once(program, other, tmp_path):
-    """The chosen program is one of its front; every program has the tokenizer. Other files of equal length stay
-    apart."""
+    """The chosen program is one of its front; every program has the tokenizer."""
     place = with_front(program, other, tmp_path / "p")
-    front = place / "front/0", place / "front/1"
-    for name in (PROGRAM, WEIGHTS, "tokenizer.json", "config.json", "certificate.json"):
-        assert (place / name).samefile(front[1] / name)
-    assert (front[0] / "tokenizer.json").samefile(place / "tokenizer.json")
-    assert not (front[0] / WEIGHTS).samefile(place / WEIGHTS) and (front[0]
-                                                                   / "config.json").samefile(front[1] / "config.json")
-    assert [path for path in place.rglob("*") if path.name.startswith(".")] == []
+    listed = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+    shared = [name for name in listed if name.startswith("shared.")]
+    assert shared and listed == sorted(["certificate.json", "config.json", PROGRAM, "tokenizer.json", WEIGHTS, *shared,
+                                        f"front/0/{PROGRAM}", f"front/0/{WEIGHTS}", f"front/1/{PROGRAM}"])
+    assert all(path.stat().st_nlink == 1 for path in place.rglob("*") if path.is_file())
 
 
-def test_each_program_of_a_front_stands_alone(program, other, tmp_path):
-    """Moved, copied, replaced, or with the others removed."""
+def count_bytes(directory): return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_copy_of_a_program_with_its_front_is_as_large(program, other, tmp_path):
+    """However it is copied; and whole."""
     place = with_front(program, other, tmp_path / "p")
-    shutil.copytree(place, tmp_path / "copy")
-    (place / "front/1").rename(tmp_path / "moved")
-    with_front(other, other, place)
-    for each, expected in ((tmp_path / "moved", program), (tmp_path / "copy/front/0", other),
-                           (tmp_path / "copy", program), (place, other)):
-        assert Program.load(each).hash == expected.hash
-    assert not (tmp_path / "copy" / WEIGHTS).samefile(tmp_path / "moved" / WEIGHTS)
+    subprocess.run(["cp", "-r", place, tmp_path / "copied"], check=True)
+    shutil.copytree(place, tmp_path / "again")
     shutil.rmtree(place)
-    assert np.array_equal(Program.load(tmp_path / "moved").run(RAGGED), program.run(RAGGED))
+    for copy in (tmp_path / "copied", tmp_path / "again"):
+        blocks = sum(path.stat().st_blocks for path in copy.rglob("*") if path.is_file())
+        assert 512 * blocks <= count_bytes(copy) + 4096 * len([*copy.rglob("*")])
+        for each, expected in ((copy, program), (copy / "front/0", other), (copy / "front/1", program)):
+            assert Program.load(each).hash == expected.hash
+    assert count_bytes(tmp_path / "copied") == count_bytes(tmp_path / "again")
 
 
-def test_where_files_have_one_name_only_they_are_copies(program, other, tmp_path, monkeypatch):
-    def refused(*_): raise PermissionError(1, "Operation not permitted")
-    monkeypatch.setattr("os.link", refused)
+def test_a_chosen_program_needs_no_front_and_a_front_no_chosen_program(program, other, tmp_path):
+    """That is removed, or replaced; a point that is saved anew needs nothing else."""
     place = with_front(program, other, tmp_path / "p")
-    assert not (place / WEIGHTS).samefile(place / "front/1" / WEIGHTS)
-    assert {Program.load(each).hash for each in (place, place / "front/1")} == {program.hash}
+    Program.load(place / "front/1").save(tmp_path / "alone")
+    shutil.copytree(place, tmp_path / "without")
+    shutil.rmtree(tmp_path / "without/front")
+    (third := program.replace(model="third")).save(place)
+    third.save(place)
+    for each, expected in ((tmp_path / "alone", program), (tmp_path / "without", program), (place, third),
+                           (place / "front/0", other), (place / "front/1", program)):
+        loaded = Program.load(each)
+        assert loaded.hash == expected.hash and np.array_equal(loaded.run(RAGGED), expected.run(RAGGED))
+    assert "certificate" in Program.load(place / "front/1").meta
+    with_front(other, program, place)
+    assert {path.name for path in (place / "front").iterdir()} == {"0", "1"}, "nothing outlives its front"
 
 
-def test_files_of_equal_length_are_not_equal(tmp_path):
-    for name, text in (("a", "one"), ("b", "two"), ("c", "one")): (tmp_path / name).write_text(text)
-    saving.link_equal_files(tmp_path)
-    assert [(tmp_path / name).read_text() for name in "abc"] == ["one", "two", "one"]
-    assert (tmp_path / "a").samefile(tmp_path / "c") and not (tmp_path / "a").samefile(tmp_path / "b")
+def test_a_point_without_what_it_has_in_common_says_so(program, other, tmp_path):
+    place = with_front(program, other, tmp_path / "p")
+    for number in (0, 1): (place / f"front/{number}").rename(tmp_path / f"{number}")
+    for number in (0, 1):
+        with pytest.raises(InputError, match=rf"^\S*/{number}: [\w.]+ is missing, which this program has in common .*: "
+                                             "copy the whole directory of that, or save the program alone"):
+            Program.load(tmp_path / f"{number}")
+
+
+@pytest.mark.parametrize("names, words", [
+    ("tokenizer.json", "'above' is a str, not a list"), (["../../../etc/passwd"], r"'\.\./\.\./\.\./etc/passwd' is no"),
+    (["/etc/passwd"], "'/etc/passwd' is no file"), ([PROGRAM], "'program.json' is no file"), ([3], "3 is no file"),
+    ([["tokenizer.json"]], "is no file"), ([], "hash is|shared.0.safetensors: No such file"),
+    (None, "'above' is missing")])
+def test_what_a_point_says_of_files_above_it_is_mistrusted(program, other, tmp_path, names, words):
+    place = with_front(program, other, tmp_path / "p") / "front" / "0"
+    said = json.loads((place / PROGRAM).read_text()) | {"above": names}
+    if names is None: del said["above"]
+    (place / PROGRAM).write_text(json.dumps(said))
+    with pytest.raises(InputError, match=words): Program.load(place)
+
+
+@pytest.mark.parametrize("numbers", [[64], [-1], [0, 0], [True], ["0"], [0.0], [[0]]])
+def test_numbers_of_shared_files_are_mistrusted(program, other, tmp_path, numbers):
+    place = with_front(program, other, tmp_path / "p") / "front" / "0"
+    said = json.loads((place / PROGRAM).read_text()) | {"shared": numbers}
+    (place / PROGRAM).write_text(json.dumps(said))
+    with pytest.raises(InputError, match=r"shared is .*, not different numbers below 64"): Program.load(place)
 
 
 def test_it_embeds_texts(saved):

@@ -1,4 +1,7 @@
 """What a program is made cheapest for: which batch is timed, which rows calibrate and verify it."""
+import json
+from types import SimpleNamespace
+
 import checkpoints
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.pipelines.embed import BATCH_ROWS, batches
 from opmatrix.pipelines.text import Parts, Tokenizer, sentences
 from rewrites.compiler.sparse_attention import LONG
+from rewrites.workload import resolve
 from rewrites.workload.resolve import open_arguments
 from rewrites.workload.workload import CHOOSE, FIT, VERIFY, Workload
 
@@ -138,3 +142,53 @@ def test_lines_are_joined_where_what_is_timed_is_long(lines, joined, tmp_path):
     assert (np.diff(found.state.starts) == LONG).all() == (np.diff(found.choose.starts) == LONG).all() == joined
     assert ("joined to texts" in found.like) == joined and np.diff(found.probe.starts).max() < 20
     assert found.few.rows <= max(LONG, VERIFY) and Workload.of(long, tokens=LONG - 1).like == "the shipped sentences"
+
+
+# ---- where a model comes from, as a saved program says
+
+@pytest.fixture
+def named(tmp_path, monkeypatch):
+    """What a program says of a checkpoint, by its directory and its name, in a working directory below `tmp_path`."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path / "cache"))
+    return lambda directory, name: resolve.name_origin(SimpleNamespace(directory=directory, name=name))
+
+
+@pytest.mark.parametrize("place, name, said", [
+    ("work/model", "model", "./model"), ("work/deep/model", "model", "./deep/model"), ("model", "model", "./model"),
+    ("work/minilm", "minilm", "./minilm"), ("cache/minilm", "minilm", "minilm"),
+    ("hub/snapshots/1f", "org/name@main", "org/name@main"), ("work", "work", "./.")])
+def test_a_program_names_no_directory_as_it_lies_on_one_machine(named, tmp_path, place, name, said):
+    assert named(tmp_path / place, name) == said
+
+
+def test_a_model_is_found_from_anywhere_by_the_report(named, tmp_path, monkeypatch):
+    """Where the report says, or from the working directory on; what is gone, or no path, is not found, and nothing is
+    fetched."""
+    (tmp_path / "work" / "model").mkdir()
+    (out := tmp_path / "out" / "front" / "0").mkdir(parents=True)
+    program = SimpleNamespace(meta={"source": named(tmp_path / "work" / "model", "model")}, directory=None)
+    assert resolve.find_origin(program) == "./model"
+    report = resolve.name_places("model", None)
+    assert report == {"source": str(tmp_path / "work" / "model")}
+    monkeypatch.chdir(tmp_path)
+    assert resolve.find_origin(program) is None
+    for said in (report, {}, {"source": 3}, {"source": str(tmp_path / "absent")}, [], None):
+        (tmp_path / "out" / "report.json").write_text(json.dumps(said))
+        for program.directory in (tmp_path / "out", out):
+            assert resolve.find_origin(program) == (report["source"] if said == report else None)
+    for place in ("minilm", "org/name", None, 7):
+        program.meta["source"] = place
+        assert resolve.find_origin(program) is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_no_program_holds_a_path_of_this_machine(optimized):
+    """The report does, beside it."""
+    files = [*optimized.out.rglob("program.json")]
+    assert len(files) == len(optimized.report["front"]) + 1
+    for file in files:
+        assert str(optimized.model.parent) not in file.read_text("utf-8")
+        assert json.loads(file.read_text("utf-8"))["meta"]["source"] == "./model"
+    assert json.loads((optimized.out / "report.json").read_text("utf-8"))["source"] == str(optimized.model)
