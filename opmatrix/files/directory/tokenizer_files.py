@@ -98,7 +98,8 @@ class SpecialTokens:
         tokens.extra = tokens.read_extra(list(kind.extra) if kind else [])
         tokens.listed = tokens.read_listed(source)
         by_content = {str(token): token for token in tokens.listed.values()}
-        for name in USUAL_NAMES: tokens.named[name] = by_content.get(str(tokens.named[name]), tokens.named[name])
+        for name in USUAL_NAMES:
+            if (token := tokens.named[name]) is not None: tokens.named[name] = by_content.get(str(token), token)
         return tokens
 
     def read_named(self, defaults: Mapping[str, str | None]) -> JsonObject:
