@@ -1,10 +1,11 @@
 """Directories of small random models of every family, one key of one file changed, dropped or null, or a file left out:
 token ids and scores beside those of transformers, or embeddings beside those of sentence-transformers.
 
-    python benchmarks/changed_files.py [--families bert,gpt2] [--each 1] [--page docs/...] [--csv OUT]
+    python benchmarks/changed_files.py [--families "bert,llama; tied; older files"] [--each 1] [--csv OUT]
 
 A change is `equal` where both give the same, `refused` where opmatrix says in one line why not, `wrong` where it gives
-other numbers, or an error that is no line. Directories that transformers cannot open, or for which it draws weights,
+other numbers, or an error that is no line. What files say of words alone leaves the model as it was, so where ids stay
+its rows are not computed again. Directories that transformers cannot open, or for which it draws weights,
 are counted apart. Bars: of changes after which transformers' ids and scores stay as they were, none is refused; of all,
 at most 15 %; none is wrong."""
 from __future__ import annotations
@@ -16,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -63,7 +65,7 @@ NEW_FILES: dict[str, Any] = {OLD: {"unk_token": "un", "mask_token": "runs"}, "ad
 
 class Change(NamedTuple):
     """A file of a directory, the keys that lead to a value, and the value in its place: DROPPED for none, or for no
-    file. """
+    file."""
     file: str
     path: tuple[str | int, ...]
     value: Any
@@ -307,6 +309,8 @@ def main() -> int:
     options = given.parse_args()
     chosen = [name.replace("; ", ", ") for name in listed(options.families)]
     named("families", chosen, SAVED)
+    if lost := [name for name in ("torch", "transformers", "sentence_transformers") if not find_spec(name)]:
+        raise InputError(f"{', '.join(lost)} cannot be imported: pip install '.[peers]'")
     takes(700 / options.each * len(chosen) / len(SAVED))
     silence()
     found = []

@@ -15,8 +15,8 @@ from formats.core.errors import InputError
 from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
-from opmatrix.files.declared import embeds, read_pooling
-from opmatrix.files.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
+from opmatrix.files.directory.declared import embeds, read_pooling
+from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import ReadableIds, Tokenizer
@@ -46,8 +46,8 @@ class Config(dict[str, object]):
 
     def fill(self) -> None:
         """Gives keys that the file lacks the values that transformers gives them, by family."""
+        from opmatrix.files.directory.left_out import LEFT_OUT
         from opmatrix.models import older_names
-        from opmatrix.models.left_out import LEFT_OUT
         usual, older = LEFT_OUT.get(str(self.get("model_type")), {}), older_names(self)
         self.left_out = {key: usual[key] for key in usual if key not in self and older.get(key, key) not in self}
         self.update(self.left_out)
@@ -280,9 +280,9 @@ class Checkpoint:
         there is none."""
         if self.keys is None:
             if not self.vocabulary.exists(): return None
-            from opmatrix.files.tokenizer_classes import effective_text
+            from opmatrix.files.directory.tokenizer_files import effective_text
             return effective_text(read_text(self.vocabulary), self.directory, self.config)
-        from opmatrix.files.merges import tokenizer
+        from opmatrix.files.directory.merges import tokenizer
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
@@ -299,7 +299,7 @@ class Checkpoint:
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see
-        opmatrix.files.declared."""
+        opmatrix.files.directory.declared."""
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 

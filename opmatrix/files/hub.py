@@ -7,7 +7,7 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
-from opmatrix.files.model_files import FETCHED, INDEX, WEIGHTS
+from opmatrix.files.directory.model_files import FETCHED, INDEX, WEIGHTS
 
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 BY_HAND = ("from transformers import AutoModel, AutoTokenizer; "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from formats.disk.files import read_json
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.files.model_files import GENERATION, TOKENIZER_CONFIG
+from opmatrix.files.directory.model_files import GENERATION, TOKENIZER_CONFIG
 
 KEY = "eos_token_id"
 GGUF_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))

@@ -76,6 +76,9 @@ def cut(path, keep): path.write_bytes(path.read_bytes()[:keep])
 
 def rewrite(path, **changed): path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
+def drop(path, *keys):
+    path.write_text(json.dumps({key: said for key, said in json.loads(path.read_text()).items() if key not in keys}))
+
 def config(**changed): return lambda directory: rewrite(directory / "config.json", **changed)
 
 def weights(keep): return lambda directory: cut(directory / "model.safetensors", keep)
@@ -194,6 +197,21 @@ def test_a_key_that_the_config_lacks_is_named(tmp_path):
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path))
     del checkpoint.config["num_attention_heads"]
     with pytest.raises(InputError, match=r"config\.json: 'num_attention_heads' is missing"): checkpoint.operator()
+
+
+def test_a_key_that_is_left_out_has_the_default_of_its_family(tmp_path):
+    """The type_vocab_size and layer_norm_eps of a BERT; a default that does not fit is named as one."""
+    whole = checkpoints.write(tmp_path / "whole")
+    silent = checkpoints.write(tmp_path / "silent")
+    drop(silent / "config.json", "type_vocab_size", "layer_norm_eps")
+    assert np.array_equal(run(Checkpoint.open(silent)), run(Checkpoint.open(whole)))
+    drop(silent / "config.json", "hidden_size")
+    with pytest.raises(InputError, match="leads to 41 × 768: check hidden_size, left out"):
+        Checkpoint.open(silent).operator()
+    drop(whole / "config.json", "num_attention_heads")
+    rewrite(whole / "config.json", hidden_size=23)
+    with pytest.raises(InputError, match=r"config\.json: num_attention_heads, left out, is 12: it must be a divisor"):
+        Checkpoint.open(whole).operator()
 
 
 @pytest.mark.parametrize("silent", ["hidden_act", "is_decoder", "position_embedding_type", "add_cross_attention",

@@ -14,8 +14,8 @@ from formats.disk.files import parse_json
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.directory.merges import RULES
 from opmatrix.files.gguf import turned_share
-from opmatrix.files.merges import RULES
 
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30], [8]])
 

@@ -7,7 +7,7 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import LineReading, Parts, Tokenizer, read_lines, sentences
+from opmatrix.pipelines.text import LineReading, Parts, ReadableIds, Tokenizer, read_lines, sentences
 from opmatrix.pipelines.tokenizer_limits import check_pattern
 
 
@@ -50,6 +50,15 @@ def test_bad_texts_are_named(path, texts, words):
 
 def test_the_limit_itself_fits(path):
     assert len(Tokenizer.from_file(path, limit=20).encode(["dry " * 18]).tokens) == 20
+
+
+def test_a_token_that_takes_no_position_is_named(path):
+    """RoBERTa's padding, within a text."""
+    plain = Tokenizer.from_file(path).tokenizer
+    named = Tokenizer(plain, readable=ReadableIds(40, 7))
+    assert split(named.encode(["the bank"])) == [[2, 4, 5, 3]]
+    with pytest.raises(InputError, match=r"text 1, 'a river', has the token 'river', id 7, which the model pads with"):
+        named.encode(["the bank", "a river"])
 
 
 def test_a_text_without_any_token_is_named(path):

@@ -7,7 +7,8 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.tokenizer_classes import CLASSES, MISNAMED, PLAIN, REGISTERED, TokenizerFiles, class_of
+from opmatrix.files.directory.tokenizer_classes import MISNAMED, PLAIN_CLASS, REGISTERED, TOKENIZER_CLASSES
+from opmatrix.files.directory.tokenizer_files import TokenizerFiles, class_of
 from opmatrix.models import FAMILIES
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -100,10 +101,11 @@ def test_a_word_that_is_not_known_by_a_token_that_is_not_there_is_a_line(tmp_pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [None, *CLASSES, "BertTokenizerFast", PLAIN, "PreTrainedTokenizerFast", "Other"])
+@pytest.mark.parametrize("name", [None, *TOKENIZER_CLASSES, "BertTokenizerFast", PLAIN_CLASS,
+                                  "PreTrainedTokenizerFast", "Other"])
 def test_the_class_that_reads(tmp_path, family, name):
     """The one that files name, but of families whose own is the plain one, and of those whose names are wrong."""
     files = TokenizerFiles(tmp_path, {"tokenizer_class": name}, {}, {})
-    usual = CLASSES.get(REGISTERED.get(family, PLAIN))
-    wanted = CLASSES.get(str(name).removesuffix("Fast")) if name and family in REGISTERED else usual
+    usual = TOKENIZER_CLASSES.get(REGISTERED.get(family, PLAIN_CLASS))
+    wanted = TOKENIZER_CLASSES.get(str(name).removesuffix("Fast")) if name and family in REGISTERED else usual
     assert class_of({"model_type": family}, files) is (usual if family in MISNAMED else wanted)

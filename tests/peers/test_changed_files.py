@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 from children import ROOT
 
+from opmatrix.files.directory.left_out import LEFT_OUT
 from opmatrix.models import FAMILIES
-from opmatrix.models.left_out import LEFT_OUT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -36,7 +36,8 @@ NAMED = {                                                   # a kind each; what 
               Change(WORDS, ("additional_special_tokens",), ["river"]), Change(WORDS, ("add_bos_token",), False),
               Change(TOKENIZER, ("added_tokens",), [TOKEN])],
     "mistral": [Change(MODEL, ("sliding_window",), DROPPED), Change(MODEL, ("sliding_window",), None)],
-    "t5": [Change(TOKENIZER, ("post_processor",), None), Change(WORDS, ("extra_ids",), 3)],
+    "t5": [Change(TOKENIZER, ("post_processor",), None), Change(WORDS, ("extra_ids",), 3),
+           Change(MODEL, ("feed_forward_proj",), "relux"), Change(MODEL, ("dense_act_fn",), "gelu_new")],
 }
 EMBEDDING = [Change("sentence_bert_config.json", ("do_lower_case",), True),
              Change("1_Pooling/config.json", ("word_embedding_dimension",), 25),

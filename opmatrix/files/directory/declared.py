@@ -7,7 +7,7 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
-from opmatrix.files.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
+from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
 from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
 
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent

@@ -1,0 +1,1 @@
+"""What the files of a model's directory say about texts, beside its weights and its config."""
