@@ -159,7 +159,8 @@ def check_types(sheet: object) -> None:
 
 def check_number(name: str, value: object) -> None:
     """Raises TypeError for what is no number, and ValueError for one below 0 or beyond all bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float): raise TypeError(f"{name} {value!r:.40}: no number")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} {value!r:.40}: no number")
     if not 0 <= value < MOST: raise ValueError(f"{name} {value!r:.40}: give a number from 0 to {MOST:g}")
 
 
