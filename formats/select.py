@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log, sqrt
 from statistics import median
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,7 +90,7 @@ class Weights:
     @cached_property
     def squares(self) -> NDArray[np.float64]:
         """The squares of singular values, the smallest first."""
-        return np.maximum(np.linalg.eigvalsh(self.gram), 0)
+        return np.asarray(np.maximum(np.linalg.eigvalsh(self.gram), 0))
 
     @cached_property
     def vectors(self) -> NDArray[np.float64]:
@@ -106,7 +106,7 @@ class Weights:
 
     def pack(self, candidate: Candidate) -> "Format | NumpyProduct":
         """W as a candidate stores it, of low rank without another decomposition."""
-        form = FORMATS.get(candidate.format)
+        form: Any = FORMATS.get(candidate.format)           # one that is projected declares `projection`
         options = dict(candidate.options)
         rank = options.get("rank")
         if form is None or not form.projected or not isinstance(rank, int): return candidate.pack(self.W)

@@ -141,8 +141,9 @@ def widen_constant(c: Operator, other: Operator) -> Operator:
 
 def factors(term: Operator) -> Iterator[Operator]:
     """The factors of a composition, left to right, along its left spine: embeddings, then one for each layer."""
-    if term.kind is KINDS["compose"]:
-        yield from factors(term.children[0])
-        yield term.children[1]
-    else:
-        yield term
+    behind = list[Operator]()                               # no call for each: there may be a thousand layers
+    while term.kind is KINDS["compose"]:
+        term, last = term.children
+        behind.append(last)
+    yield term
+    yield from reversed(behind)

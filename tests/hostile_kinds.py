@@ -4,6 +4,7 @@ import json
 
 import checkpoints
 import ggufs
+import hostile_inputs  # noqa: F401
 import hostile_programs  # noqa: F401  first among the kinds
 from hostile_file import BATCH, KINDS, Kind  # noqa: F401
 

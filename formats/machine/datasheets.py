@@ -72,6 +72,7 @@ class Datasheet:
         if self.host is not None: check_rates(self.name, self.host)
         if not (isinstance(self.cores, int) and self.cores > 0):
             raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
+        if not 0 <= self.launch < inf: raise ValueError(f"{self.name}: launch {self.launch}: give seconds from 0 on")
         if not self.processors >= 1:
             raise ValueError(f"{self.name}: processors {self.processors}: one device gets 1 done: from 1 on, or none")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
@@ -158,9 +159,10 @@ def check_types(sheet: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raises TypeError for what is no number, and ValueError for one below 0 or beyond all bounds."""
-    if isinstance(value, bool) or not isinstance(value, int | float): raise TypeError(f"{name} {value!r:.40}: no number")
-    if not 0 <= value < MOST: raise ValueError(f"{name} {value!r:.40}: give a number from 0 to {MOST:g}")
+    """Raises TypeError for what is no number, or beyond those that a machine may have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} {value!r:.40}: no number")
+    if not value < MOST: raise TypeError(f"{name} {value!r:.40}: give a number below {MOST:g}")
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:

@@ -33,7 +33,8 @@ GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_
               **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in MLP}}
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
-LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
+LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight",
+                     positions=rope.held_positions, gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
 LLAMA_KEYS = dict(

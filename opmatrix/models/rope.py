@@ -1,6 +1,6 @@
 """RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import sympy
@@ -70,10 +70,7 @@ ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what
 def rope(config: Settings, d: LiveSize) -> Operator:
     """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config. Its tables are
     promised where a size that they depend on has a name."""
-    positions = config["max_position_embeddings"]
-    said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
-    said |= config["rope_scaling"] or config["rope_parameters"] or {}
-    said.setdefault("rope_type", said.get("type"))          # its older name
+    said, positions = rotation_settings(config), config["max_position_embeddings"]
     original = config["original_max_position_embeddings"] or positions
     kind = settings(said, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
     frequencies, keys = ROPE_TYPES[kind]
@@ -83,10 +80,7 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     turning = share_of(d, found["partial_rotary_factor"])
     if not turning or not divides(2, turning):
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
-    if certain(positions * turning > MAX_TABLE_NUMBERS):
-        raise wrong("max_position_embeddings", positions, f"at most {MAX_TABLE_NUMBERS // turning:,} for tables of "
-                                                          f"{turning} columns to fit into memory: a smaller number "
-                                                          "serves shorter texts as well")
+    if certain(positions * turning > MAX_TABLE_NUMBERS): positions = MAX_TABLE_NUMBERS // turning
     base = found["rope_theta"]
     rotation: Operator
     if not all(isinstance(each, int) for each in (positions, turning, found["original_max_position_embeddings"])):
@@ -97,6 +91,22 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     angles = np.outer(np.arange(positions), turns)
     rotation = rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
     return rotation
+
+
+def rotation_settings(config: Settings) -> dict[str, Any]:
+    """The settings of a rotation, from wherever a config has them."""
+    said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
+    said |= config["rope_scaling"] or config["rope_parameters"] or {}
+    said.setdefault("rope_type", said.get("type"))          # its older name
+    return said
+
+
+def held_positions(config: Settings) -> int:
+    """The positions of a model that its tables hold: of contexts of millions of tokens the first, as many as fit into
+    memory, which serve shorter texts as well."""
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    turning = int(width * (rotation_settings(config)["partial_rotary_factor"] or 1))
+    return int(min(config["max_position_embeddings"], MAX_TABLE_NUMBERS // max(turning, 1)))
 
 
 def share_of(d: LiveSize, factor: float) -> LiveSize:

@@ -38,8 +38,9 @@ def check_pattern(pattern: object, where: str) -> None:
     if not isinstance(pattern, str): return
     deepest = max(accumulate((letter == "(") - (letter == ")") for letter in ESCAPED.sub("", pattern)), default=0)
     if len(pattern) > MOST_LETTERS or deepest > MOST_DEPTH:
-        raise InputError(f"{where}: the regular expression {pattern[:20]!r}… has {len(pattern):,} letters, and brackets "
-                         f"{deepest:,} deep: at most {MOST_LETTERS:,}, and {MOST_DEPTH} deep: get the file again")
+        raise InputError(f"{where}: the regular expression {pattern[:20]!r}… has {len(pattern):,} letters, and "
+                         f"brackets {deepest:,} deep: at most {MOST_LETTERS:,}, and {MOST_DEPTH} deep: get the file "
+                         "again")
 
 
 def walk(document: Any) -> Iterator[dict[str, Any]]:

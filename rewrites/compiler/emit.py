@@ -91,6 +91,7 @@ class Emitter:
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
+    named: dict[int, str] = field(default_factory=dict)     # constants by identity: a thousand layers have thousands
     sources: list[ReadWeight] = field(default_factory=list)
     origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)   # of constants: parts, what they are there
     readings: list[tuple[KernelCall, int]] = field(default_factory=list)
@@ -210,10 +211,10 @@ class Emitter:
             # what is promised is one float32, spread
             plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
             self.fitted[key] = kept = np.ascontiguousarray(made, np.float32) if plain else made
-        name = next((name for name, constant in self.constants.items() if constant is kept), None)
+        name = self.named.get(id(kept))
         if name is None:
             name = f"{'w' if isinstance(key[1], Stored | Content) else 'c'}{len(self.constants)}"
-            self.constants[name] = kept
+            self.constants[name], self.named[id(kept)] = kept, name
             self.origins[name] = self.part, key[1] if what is None else what
         return name
 

@@ -2,16 +2,18 @@
 is loaded or allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os.path import exists
 from pathlib import Path
 
 from formats.core.errors import InputError
-from formats.disk.files import parse_json
+from formats.disk.files import read_json
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes
 from opmatrix.extents import Extents, counted, patterns
-from opmatrix.models import check, known, promised
+from opmatrix.files.checkpoint import Config
+from opmatrix.models import check, known, normalise_config, promised
 from opmatrix.models.config import Settings
 from opmatrix.weightless import Planned
 from rewrites.compiler.search import search
@@ -72,17 +74,19 @@ def weightless(model: str) -> bool:
 def shapes(config: Mapping[str, object] | str | Path) -> Operator:
     """The model of a configuration, its weights promised. Raises InputError for a size that has a name."""
     found = configured(config)
-    check(found)
-    return promised(found)
+    with found.named() if isinstance(found, Config) else nullcontext():
+        check(found)
+        return promised(found)
 
 
 def configured(config: Mapping[str, object] | str | Path) -> Settings:
     """A configuration: itself, that of a well-known model, or what a file says. A file that exists goes before a
-    well-known model of its name."""
+    well-known model of its name. Raises InputError, which names the file, for a setting that its family has not."""
     if isinstance(config, Mapping): return config
     if known.is_known(str(config)) and not exists(config): return known.configuration(str(config))
-    try: read = parse_json(Path(config).read_text("utf-8"), str(config))
-    except (OSError, UnicodeDecodeError) as error: raise InputError(f"{config}: {error}") from None
+    read = read_json(config)
     if not isinstance(read, dict):
         raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
-    return read
+    found = Config(Path(config), read)
+    with found.named(): normalise_config(found)
+    return found

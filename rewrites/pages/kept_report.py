@@ -41,6 +41,12 @@ word, truth = of_kind("no text", str), of_kind("neither true nor false", bool)
 number, whole = figure_of("no number", int, float), figure_of("no whole number", int)
 
 
+def amount(value: object, where: str) -> None:
+    """Check a number of seconds, bytes or things, of which no run has less than none."""
+    number(value, where)
+    if isinstance(value, int | float) and value < 0: raise Misfit(f"{where} is {value:g}: below 0")
+
+
 def maybe(check: EntryCheck) -> EntryCheck:
     """A check that lets None pass."""
     return lambda value, where: None if value is None else check(value, where)
@@ -75,46 +81,46 @@ def object_with(**wanted: EntryCheck) -> EntryCheck:
     return checked
 
 
-POINT = {"name": word, "predicted_s": number, "measured_s": maybe(number), "predicted_bytes": maybe(number),
-         "measured_bytes": maybe(number), "stored_bytes": number, "predicted_error": maybe(number),
-         "measured_error": maybe(number), "stated_error": maybe(number), "verified": truth,
-         "near": each_entry(object_with(sentences=number, relative=number)), **dict.fromkeys(TITLES, maybe(number))}
-STATED_ERRORS = object_with(sentences=number, error=number, sentence=maybe(number), pairs=number, cosine_mean=number,
+POINT = {"name": word, "predicted_s": amount, "measured_s": maybe(amount), "predicted_bytes": maybe(amount),
+         "measured_bytes": maybe(amount), "stored_bytes": amount, "predicted_error": maybe(amount),
+         "measured_error": maybe(amount), "stated_error": maybe(amount), "verified": truth,
+         "near": each_entry(object_with(sentences=amount, relative=amount)), **dict.fromkeys(TITLES, maybe(number))}
+STATED_ERRORS = object_with(sentences=amount, error=amount, sentence=maybe(amount), pairs=amount, cosine_mean=number,
                  cosine_most=number)
-PRICED = object_with(what=word, predicted_s=number, measured_s=number)
-ROUTED_ROWS = maybe(object_with(rows=number, of=number))
+PRICED = object_with(what=word, predicted_s=amount, measured_s=amount)
+ROUTED_ROWS = maybe(object_with(rows=amount, of=amount))
 NAMED_FILE = maybe(object_with(file=word, sha256=word))
 OPERATORS = each_entry(object_with(what=word, steps=whole, predicted_s=number, measured_s=maybe(number)))
 SPECTRA = object_with(of=whole, weights=each_entry(object_with(
-    name=word, layer=maybe(whole), kind=word, shape=each_entry(whole, 2, 2), largest=number, stable=number,
-    effective=number, tail_10=whole, tail_1=whole, knee=whole, curve=each_entry(number, 1000, 1)), 1000))
+    name=word, layer=maybe(whole), kind=word, shape=each_entry(whole, 2, 2), largest=amount, stable=amount,
+    effective=amount, tail_10=whole, tail_1=whole, knee=whole, curve=each_entry(number, 1000, 1)), 1000))
 REPORTED = object_with(
     model=word, machine=word, workload=word, rows=whole, tokens=maybe(whole), generate=maybe(word),
     mix=maybe(each_entry(each_entry(of_kind("no share or lengths", str, int, float), 2, 2))),
     text=NAMED_FILE, texts=NAMED_FILE, laws=NAMED_FILE, number_type=word, without=each_entry(word),
     failed=each_entry(word), versions=table_of(word),
     stated=object_with(like=word, lengths=each_entry(number, 2, 2), uncovered=maybe(each_entry(word))),
-    phases=table_of(number), wall_s=number, busy=object_with(calibration=word, timing=word),
-    search=object_with(nodes=number, classes=number, gap=number, cut=each_entry(word)),
-    error=number, memory=maybe(number),
+    phases=table_of(amount), wall_s=amount, busy=object_with(calibration=word, timing=word),
+    search=object_with(nodes=amount, classes=amount, gap=number, cut=each_entry(word)),
+    error=amount, memory=maybe(amount),
     goals=each_entry(object_with(goal=word, value=number, kept=of_kind("neither true nor false", bool, type(None)))),
-    generated=maybe(each_entry(object_with(context=whole, sequences=number, first_predicted_s=number,
-                                 token_predicted_s=number, first_measured_s=maybe(number),
-                                 token_measured_s=maybe(number), cache_bytes=number))),
-    terms=maybe(object_with(steps=number, of=number, share=number, measured=truth, kinds=each_entry(word),
+    generated=maybe(each_entry(object_with(context=whole, sequences=number, first_predicted_s=amount,
+                                 token_predicted_s=amount, first_measured_s=maybe(amount),
+                                 token_measured_s=maybe(amount), cache_bytes=amount))),
+    terms=maybe(object_with(steps=amount, of=amount, share=amount, measured=truth, kinds=each_entry(word),
                             places=each_entry(word))),
     operators=maybe(object_with(before=OPERATORS, after=OPERATORS)), spectra=maybe(SPECTRA),
     misled=maybe(object_with(searched=PRICED, faster=PRICED, price=maybe(PRICED))),
-    bound=object_with(seconds=maybe(number), gap=maybe(number)),
-    prediction=object_with(programs=number, median=number, worst=number, worst_program=word),
+    bound=object_with(seconds=maybe(amount), gap=maybe(number)),
+    prediction=object_with(programs=amount, median=amount, worst=amount, worst_program=word),
     baseline=object_with(**POINT), fused=object_with(**POINT),
     front=each_entry(object_with(**POINT, stated=STATED_ERRORS, routing=ROUTED_ROWS,
                                  methods=table_of(of_kind("no method", str, int))), MAX_PROGRAMS, 1),
     chosen=whole,
-    steps=each_entry(object_with(name=word, program=maybe(word), measured_s=maybe(number),
-                       quartiles_s=maybe(each_entry(number, 2, 2)), saved_s=maybe(number), below_noise=truth)),
+    steps=each_entry(object_with(name=word, program=maybe(word), measured_s=maybe(amount),
+                       quartiles_s=maybe(each_entry(amount, 2, 2)), saved_s=maybe(number), below_noise=truth)),
     saved_s=number, saved=each_entry(object_with(laws=each_entry(word), seconds=number)),
-    verified=object_with(laws=number, programs=number, rows=number), dropped=each_entry(object_with(**POINT)))
+    verified=object_with(laws=amount, programs=amount, rows=amount), dropped=each_entry(object_with(**POINT)))
 
 
 def read_kept(directory: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
+from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheets, load_bundled, work
 from formats.machine.prices import EPILOGUE
 from opmatrix.extents import WHOLE, Extents
@@ -214,3 +215,26 @@ def test_the_command_predicts_or_names_the_machines(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["opmatrix", "optimize", "minilm", "--machine", "abacus"])
     with pytest.raises(SystemExit) as end: cli.main()
     assert end.value.code == 2 and "there are A100, H100, Ascend910B, TPUv5e" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"[1,2", b"\xff\xfe[]", b"[" * 4000], ids=repr)
+def test_a_table_that_is_none_is_refused_in_a_line(tmp_path, content):
+    (file := tmp_path / "mine.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"mine\.json: "): datasheets(file)
+
+
+ODD = [None, True, "many", -1, 1e300, [], [1], {}, {"a": 1}, [["x", "y", "z"]], [[1, 2, 3]], [[[]]]]
+
+
+@pytest.mark.parametrize("field", [*json.loads(FILE.read_text())["A100"], "launch", "processors", "activations"])
+def test_a_field_of_another_type_names_the_machine(tmp_path, field):
+    """Whatever stands in a field: a data sheet, or a line."""
+    file = tmp_path / "mine.json"
+    refused = 0
+    for value in ODD:
+        file.write_text(json.dumps({"mine": json.loads(FILE.read_text())["A100"] | {field: value}}))
+        try: replace(datasheets(file)["mine"], catalogue=PRICES).seconds("linear.dense", **SIZES)
+        except ValueError as error:
+            assert "mine: " in str(error)
+            refused += 1
+    assert refused > 5

@@ -209,7 +209,7 @@ def test_normalizers_that_write_ever_more_are_refused(path, step):
 
 def test_published_expressions_are_within_the_bounds():
     """Those of BPE that a GGUF file names, and half of what is allowed."""
-    from opmatrix.files.merges import RULES
+    from opmatrix.files.directory.merges import RULES
     patterns = [each for rule in RULES.values() if isinstance(rule.split, tuple) for each in rule.split]
     assert len(patterns) > 3
     for each in patterns: check_pattern(each, "here")

@@ -12,7 +12,7 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
-from opmatrix.models import FAMILIES, build, head, normalise_config, tensors
+from opmatrix.models import FAMILIES, build, head, layout, normalise_config, rope, tensors
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
@@ -120,6 +120,21 @@ def test_the_reading_is_plain_numpy(case):
     assert np.abs(found - wanted).max() < 1e-10 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("case", ["llama", "llama, partial", "llama, yarn", "llama, llama3", "qwen2", "mistral"])
+def test_of_a_context_of_millions_tables_hold_what_fits(monkeypatch, case):
+    """Frequencies are those of the whole context; shorter texts are read as with whole tables."""
+    family, config, numpy = CASES[case]
+    config = config | dict(model_type=family, max_position_embeddings=2 ** 30)
+    turning = 4 if "partial" in case else config.get("head_dim", 6)
+    monkeypatch.setattr(rope, "MAX_TABLE_NUMBERS", 20 * turning + 1)
+    at = made(config)
+    operator = build(config, at)
+    w = {name: data.array.astype(np.float64) for name, data in at.found.items()}
+    wanted = np.concatenate([numpy(config, w, one.tokens) for one in RAGGED])
+    assert np.abs(dense(operator, RAGGED) - wanted).max() < 1e-10 * np.abs(wanted).max()
+    assert layout(config).positions(normalise_config(config)) == 20
+
+
 @pytest.mark.deep(every=11)
 @pytest.mark.parametrize("case", VERIFIED)
 def test_its_programs_are_the_reading(case): verified(model(case)[1])
@@ -208,8 +223,6 @@ def test_settings_have_one_name_in_all_families():
      "head_dim is 5: it must be such that an even number of its columns turn, not 5"),
     ("llama", LLAMA | dict(partial_rotary_factor=0.1), "head_dim is 6: it must be such that an even number of its "
                                                        "columns turn, not 0"),
-    ("llama", LLAMA | dict(max_position_embeddings=2 ** 30), "max_position_embeddings is 1073741824: it must be at "
-                                                             "most 5,592,405 for"),
     ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
     ("llama", LLAMA | dict(rope_scaling=dict(type="su")), "rope_type is 'su': it must be one of default, linear, "
                                                           "llama3, yarn"),

@@ -1,5 +1,7 @@
 """Configurations without weights: searched, priced, planned and printed, and refused where numbers are needed."""
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -18,7 +20,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
 from opmatrix.pricing import datasheet
 from rewrites.cli.commands import app
-from rewrites.compiler.planned import planned
+from rewrites.compiler.planned import planned, shapes
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 
@@ -93,7 +95,7 @@ def test_70_billion_weights_take_less_than_a_gigabyte():
     code = f"""
 from pathlib import Path
 from opmatrix.pricing import datasheet
-from rewrites.compiler.planned import planned
+from rewrites.compiler.planned import planned, shapes
 plan = planned({LARGE!r}, datasheet("H100"), [512])
 assert plan.program.steps[-1].kernel == "linear" and len(plan.program.schedule.calls) > 80 * 10 and str(plan)
 lines = Path("/proc/self/status").read_text().splitlines()      # getrusage remembers who forked
@@ -123,3 +125,31 @@ def test_planned_bytes_are_those_of_the_file(changed, tmp_path):
     tables = {step.operands[name] for step in program.steps if step.kernel == "rotate" for name in ("cos", "sin")}
     assert len(tables) == 2 and sum(step.kernel == "rotate"
                                     for step in program.steps) == 2 * config["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"hidden_size": "x y"}, "hidden_size is 'x y'"), ({"model_type": "none"}, "model_type is 'none'"),
+    ({"rope_scaling": {"rope_type": "su"}}, "rope_type is 'su'"),
+    ({"num_hidden_layers": 10 ** 9}, "num_hidden_layers")], ids=str)
+def test_what_is_wrong_with_a_configuration_alone_names_its_file(tmp_path, change, said):
+    config = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4,
+              "num_hidden_layers": 2, "vocab_size": 64, "max_position_embeddings": 128}
+    file = tmp_path / "alone.json"
+    file.write_text("\ufeff" + json.dumps(config), "utf-8")
+    assert shapes(str(file)).into.cols == 64, "a mark of byte order is no fault"
+    file.write_text(json.dumps(config | change))
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: {said}"): shapes(str(file))
+
+
+@pytest.mark.parametrize("content, said", [(b"\xff\xfe{\x00}\x00", "not UTF-8: save the file as UTF-8"),
+                                           (b"[1]", "a JSON list"), (b"{" * 4000, "no JSON|too deeply")])
+def test_what_is_no_configuration(tmp_path, content, said):
+    file = tmp_path / "alone.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=rf"alone\.json: .*({said})"): shapes(str(file))
+
+
+def test_a_configuration_through_a_pipe_is_refused(tmp_path):
+    """Reading it would wait for a writer."""
+    os.mkfifo(tmp_path / "alone.json")
+    with pytest.raises(InputError, match="it is a pipe: give a file"): shapes(str(tmp_path / "alone.json"))
