@@ -45,7 +45,7 @@ DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix opt
 OURS = (*FILES, DERIVATION, REPORT)
 TRIAL_FILE = "trial"                                        # a file that shows whether a disk takes any
 PART = re.compile(r"\.[0-9a-f]{8}\.part")                   # a fresh directory,
-PARTS = {*OURS, FRONT, TRIAL_FILE}                          # and what it may hold
+PART_NAMES = {*OURS, FRONT, TRIAL_FILE}                     # and what it may hold
 ArrayKey = tuple[str, str, bytes]                           # an array's name, number type and shape, sums of its pieces
 
 
@@ -120,7 +120,7 @@ def clear_killed(directory: Path) -> None:
 def is_part(path: Path) -> bool:
     """Whether a directory holds no more than a program that is being written, or tried."""
     with suppress(OSError):
-        return path.is_dir() and all(each.name in PARTS or not any(each.iterdir()) for each in path.iterdir())
+        return path.is_dir() and all(each.name in PART_NAMES or not any(each.iterdir()) for each in path.iterdir())
     return False
 
 
