@@ -20,11 +20,11 @@ from opmatrix.batch import Batch
 from opmatrix.extents import Extents, S, T
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
-from opmatrix.infinite import check_numbers
 from opmatrix.patterns import Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer, read_tokenizer
+from opmatrix.regions.infinite import check_numbers
 from opmatrix.reopened import Reopened
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
@@ -98,7 +98,7 @@ class Program(Reopened):
                  meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.steps = tuple(steps)
-        self.constants = MappingProxyType({name: held(name, each) for name, each in constants.items()})
+        self.constants = MappingProxyType({name: read_constant(name, each) for name, each in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
         self.inputs = tuple(replace(port, infinite=port.infinite or ()) for port in inputs)
@@ -136,8 +136,7 @@ class Program(Reopened):
 
     def run_outputs(self, batch: Given) -> list[Floats]:
         """The outputs of a run, in turn."""
-        found = self.schedule.run(given := batched(batch))
-        check_numbers(self, given, found)
+        check_numbers(self, given := batched(batch), found := self.schedule.run(given))
         mention_length(self, given)
         return found
 
@@ -377,8 +376,7 @@ class Program(Reopened):
     def _repr_html_(self) -> str: return str(body("display.shown.program_html")(self))
 
 
-def held(name: str, constant: Constant) -> Constant:
-    """A constant as kernels read it."""
+def read_constant(name: str, constant: Constant) -> Constant:
     return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.head_blocks import ByHeads
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 from opmatrix.batch import Fields, Places
-from opmatrix.head_blocks import ByHeads
 from opmatrix.patterns import Pattern, Truth, everyone
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from formats.core.head_blocks import HeadBlocks, make_by_heads
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
@@ -24,7 +25,6 @@ from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
 from opmatrix.batch import Batch, Fields
-from opmatrix.head_blocks import HeadBlocks, make_by_heads
 from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, Sparse
 from opmatrix.signature import Port

@@ -7,8 +7,8 @@ from math import inf, isfinite
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.infinite import infinite_inputs
 from opmatrix.program import OUTPUT, Constant, Program
+from opmatrix.regions.infinite import infinite_inputs
 from opmatrix.runtime.planning.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned

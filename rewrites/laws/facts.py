@@ -172,7 +172,7 @@ MARKERS = """
        (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
 # Sizes of values, where a law asks for equal ones: of imported terms, and of what is made of them entry by entry.
-SIZES = ("(function sized_as (Op) String :merge old)", f"(relation {SAME_SIZE} (Op Op))")
+SIZE_FACTS = ("(function sized_as (Op) String :merge old)", f"(relation {SAME_SIZE} (Op Op))")
 SIZE_RULES = (
     "(rule ((= e (K_compose a f)) (entrywise f) (= s (sized_as a))) ((set (sized_as e) s)) :ruleset facts)",
     *(f"(rule ((= e (K_{kind} a b)) (= s (sized_as a)) (= s (sized_as b))) ((set (sized_as e) s)) :ruleset facts)"
@@ -185,7 +185,7 @@ KIND = re.compile(r"\(K_(\w+)")                               # in the text of a
 
 def relations() -> list[str]:
     """The declarations of all facts and flags."""
-    return [*SIZES, *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
+    return [*SIZE_FACTS, *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
             *(f"(relation {name_flag(flag)} (String))" for flag in flags())]
 
 

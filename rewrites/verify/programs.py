@@ -20,8 +20,8 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch, Fields
-from opmatrix.infinite import infinite_batches
 from opmatrix.program import Program, Step
+from opmatrix.regions.infinite import infinite_batches
 from opmatrix.runtime.meanings import bound, widen_arguments
 from opmatrix.runtime.operands import number_of
 from opmatrix.runtime.recorded import Recorded

@@ -10,8 +10,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import I, given, over, product, relu, row, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.batch import Batch
-from opmatrix.infinite import infinite_batches, infinite_inputs
 from opmatrix.program import Program
+from opmatrix.regions.infinite import infinite_batches, infinite_inputs
 from opmatrix.signature import Port
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import verify_steps

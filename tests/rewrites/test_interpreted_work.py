@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from searched import Round, structure
 
-from opmatrix import formula, head_blocks
+from formats.core import head_blocks
+from opmatrix import formula
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import (

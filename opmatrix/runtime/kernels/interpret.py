@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from formats.core.epilogue import UNIT
+from formats.core.head_blocks import count_held
 from formats.core.sizes import size
 from opmatrix.extents import Extents
-from opmatrix.head_blocks import count_held
 from opmatrix.runtime import seen
 from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_NUMBERS = 1 << 22                                      # of a value that is there at once
-Numbers: TypeAlias = NDArray[Any]
-Made: TypeAlias = "dict[HeadBlocks, Numbers]"               # of some heads, so that what is shared is made once
-MakeHeads: TypeAlias = "Callable[[slice, Made], Numbers]"
+HeadNumbers: TypeAlias = NDArray[Any]
+HeadsMade: TypeAlias = "dict[HeadBlocks, HeadNumbers]"      # of some heads, so that what is shared is made once
+MakeHeads: TypeAlias = "Callable[[slice, HeadsMade], HeadNumbers]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +24,17 @@ class HeadBlocks:
     make: MakeHeads
     head: int
 
-    def at(self, heads: slice, made: Made) -> Numbers:
+    def at(self, heads: slice, made: HeadsMade) -> HeadNumbers:
         """The numbers of some heads; remembered by what is made of these heads."""
         if self not in made: made[self] = self.make(heads, made)
         return made[self]
 
-    def pieces(self) -> Iterator[Numbers]:
+    def pieces(self) -> Iterator[HeadNumbers]:
         """All numbers, some heads at a time."""
         each = max(1, MOST_NUMBERS // self.head)
         for low in range(0, self.shape[0], each): yield self.at(slice(low, low + each), {})
 
-    def toarray(self) -> Numbers: return np.concatenate([*self.pieces()])
+    def toarray(self) -> HeadNumbers: return np.concatenate([*self.pieces()])
 
 
 class ByHeads:
@@ -43,25 +43,25 @@ class ByHeads:
     value: Any
     if TYPE_CHECKING:
         @property
-        def array(self) -> Numbers: ...
+        def array(self) -> HeadNumbers: ...
         def of(self, value: object) -> Self: ...
 
-    def taken(self, array: Numbers) -> Numbers:
+    def taken(self, array: HeadNumbers) -> HeadNumbers:
         """Numbers as this reading has them wherever they are read."""
         return array
 
-    def piece(self, heads: slice, made: Made) -> Numbers:
+    def piece(self, heads: slice, made: HeadsMade) -> HeadNumbers:
         """The numbers of some heads."""
         if isinstance(self.value, HeadBlocks): return self.taken(self.value.at(heads, made))
         return self.array[heads] if self.array.ndim == 3 and len(self.array) > 1 else self.array
 
-    def in_heads(self, shape: tuple[int, ...], make: Callable[..., Numbers], *others: ByHeads) -> Self:
+    def in_heads(self, shape: tuple[int, ...], make: Callable[..., HeadNumbers], *others: ByHeads) -> Self:
         """A value of this shape, made of this one and others."""
         every: tuple[ByHeads, ...] = (self, *others)
         return self.of(make_by_heads(shape, lambda heads, made: make(*(each.piece(heads, made) for each in every)),
                                      *(each.value for each in every)))
 
-    def meet_entries(self, other: ByHeads, make: Callable[..., Numbers]) -> Self:
+    def meet_entries(self, other: ByHeads, make: Callable[..., HeadNumbers]) -> Self:
         """A value made of the entries of both."""
         return self.in_heads(np.broadcast_shapes(self.value.shape, other.value.shape), make, other)
 
@@ -77,7 +77,8 @@ class ByHeads:
         return self.of(np.broadcast_to(own, (*own.shape[:-2], rows, cols)))
 
 
-def make_by_heads(shape: tuple[int, ...], make: MakeHeads, *values: Numbers | HeadBlocks) -> Numbers | HeadBlocks:
+def make_by_heads(shape: tuple[int, ...], make: MakeHeads,
+                  *values: HeadNumbers | HeadBlocks) -> HeadNumbers | HeadBlocks:
     """Numbers of this shape, made of values: all at once, unless they are too many for that, or some heads at a time
     where that is so of a value."""
     blocks, large = [each for each in values if isinstance(each, HeadBlocks)], prod(shape) > MOST_NUMBERS

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Unmerged = frozenset[str]                                   # the names of inputs whose numbers a value has as they are
 Infinite = frozenset[float]
-NONE = Unmerged()
+UNREAD_INPUTS = Unmerged()
 INFINITE_SHARE = 0.25                                       # of the numbers of an input that is tried
 
 
@@ -34,7 +34,7 @@ def infinite_identity(monoid: type[Monoid], right: bool = False) -> Infinite:
 
 
 @dataclass
-class Merging:
+class MergedInputs:
     """The infinite numbers that the inputs of models may hold: what every product that reads one merges as nothing."""
 
     allowed: dict[str, Infinite] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class Merging:
     def merge(self, names: Unmerged, nothing: Infinite) -> Unmerged:
         """No input is in what is merged; of those that were it merges these numbers as nothing."""
         for name in names: self.allowed[name] = self.allowed.get(name, Infinite(INFINITIES)) & nothing
-        return NONE
+        return UNREAD_INPUTS
 
-    def read(self, term: Operator, x: Unmerged = NONE) -> Unmerged:
+    def read(self, term: Operator, x: Unmerged = UNREAD_INPUTS) -> Unmerged:
         """The inputs whose numbers a term has as they are, where x has those of some."""
         if (term, x) not in self.known: self.known[term, x] = self.follow(term, x)
         return self.known[term, x]
@@ -61,7 +61,7 @@ class Merging:
         if term.kind.matrix:
             if not monoids: return x if term.diagonal else self.merge(x, Infinite())
             return self.merge(x, infinite_identity(monoids[0]))
-        sides = [self.read(child, x) for child in term.children] or [NONE if term.constant else x]
+        sides = [self.read(child, x) for child in term.children] or [UNREAD_INPUTS if term.constant else x]
         for monoid in monoids:
             sides = [self.merge(each, infinite_identity(monoid, right=at > 0)) for at, each in enumerate(sides)]
         return ports.union(*sides)
@@ -69,7 +69,7 @@ class Merging:
 
 def infinite_inputs(terms: Iterable[Operator]) -> dict[str, tuple[float, ...]]:
     """The infinite numbers that inputs of models may hold, by name."""
-    merging = Merging()
+    merging = MergedInputs()
     for term in terms: merging.read(term)
     return {name: tuple(sorted(each)) for name, each in merging.allowed.items() if each}
 
