@@ -136,8 +136,8 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     return rank_candidates(DecomposedMatrix(as_weights(W)), rows, error, machine, formats, products)
 
 
-def rank_candidates(weights: "DecomposedMatrix", rows: int, error: float, machine: Pricer | None, formats: Sequence[str] = (),
-                    products: float = 0) -> list[Candidate]:
+def rank_candidates(weights: "DecomposedMatrix", rows: int, error: float, machine: Pricer | None,
+                    formats: Sequence[str] = (), products: float = 0) -> list[Candidate]:
     """See `select`, of weights that a caller goes on with."""
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
@@ -209,7 +209,8 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     return race_candidates(weights, rows, found, seconds) if measured else found[0]
 
 
-def race_candidates(weights: DecomposedMatrix, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
+def race_candidates(weights: DecomposedMatrix, rows: int, found: Sequence[Candidate],
+                    seconds: float = 0.25) -> Candidate:
     """The one of ranked candidates that prediction and timing together find fastest (`believed`). Those are timed, in
     turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
     faster than all joins."""
