@@ -148,11 +148,11 @@ def oracle(given, room):
     import numpy as np
 
     from formats import FormatError
-    from formats.select import NumpyProduct, Weights, candidates
+    from formats.select import DecomposedMatrix, NumpyProduct, candidates
     found, known = {}, machine(room)
     for name, structure, matrix, asked in cases(given):
         W = matrix()
-        offered = {rows: candidates(Weights(W), rows, error, known) for rows, error in asked}
+        offered = {rows: candidates(DecomposedMatrix(W), rows, error, known) for rows, error in asked}
         offered = {rows: [each for each in found if each.format == FALLBACK or each.seconds <= FAR * least(found)]
                    for rows, found in offered.items()}
         packed = {}
@@ -174,13 +174,13 @@ def least(found): return min(each.seconds for each in found)
 
 def choose(given, room):
     """{case: labels chosen by prediction, and by timing the nearest, with seconds that choosing took}."""
-    from formats.select import Weights, as_weights, race_candidates, rank_candidates
+    from formats.select import DecomposedMatrix, as_weights, race_candidates, rank_candidates
     found, known = {}, machine(room)
     for name, _, matrix, asked in cases(given):
         W = as_weights(matrix())
         for rows, error in asked:
             start = time.perf_counter()
-            weights = Weights(W)
+            weights = DecomposedMatrix(W)
             ranked = rank_candidates(weights, rows, error, known)
             predicted, middle = ranked[0], time.perf_counter()
             measured = race_candidates(weights, rows, ranked)

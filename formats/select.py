@@ -75,7 +75,7 @@ class Candidate:
 
 
 @dataclass
-class Weights:
+class DecomposedMatrix:
     """A matrix W (n, p) with its singular values and vectors, each worked out when it is first asked for, and once: a
     decomposition takes longer than all else that a selection does."""
     W: Floats
@@ -133,11 +133,11 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     cheapest; of low rank the least that is near enough is offered. With `products`, each pays its share of one
     conversion from dense, which is done and timed. FormatError where nothing holds W, ValueError for rows or an error
     that are none."""
-    return rank_candidates(Weights(as_weights(W)), rows, error, machine, formats, products)
+    return rank_candidates(DecomposedMatrix(as_weights(W)), rows, error, machine, formats, products)
 
 
-def rank_candidates(weights: "Weights", rows: int, error: float, machine: Pricer | None, formats: Sequence[str] = (),
-                    products: float = 0) -> list[Candidate]:
+def rank_candidates(weights: "DecomposedMatrix", rows: int, error: float, machine: Pricer | None,
+                    formats: Sequence[str] = (), products: float = 0) -> list[Candidate]:
     """See `select`, of weights that a caller goes on with."""
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
@@ -163,7 +163,7 @@ def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
     raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
 
 
-def candidates(weights: Weights, rows: int, error: float, machine: Pricer,
+def candidates(weights: DecomposedMatrix, rows: int, error: float, machine: Pricer,
                formats: Sequence[str] = ()) -> list[Candidate]:
     """What holds a sample of W within the error, priced at counts estimated from it, and factors of the least rank that
     holds W. FormatError where nothing does."""
@@ -188,7 +188,7 @@ def candidates(weights: Weights, rows: int, error: float, machine: Pricer,
     return found
 
 
-def least_ranks(weights: Weights, error: float) -> Iterator[tuple[int, float]]:
+def least_ranks(weights: DecomposedMatrix, error: float) -> Iterator[tuple[int, float]]:
     """The least rank, in eights, whose factors hold W within an error, with what they lose (Eckart and Young 1936), and
     one a tenth larger, as rounding adds to it; none where factors are larger than W."""
     W = weights.W
@@ -204,12 +204,13 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and
     timed for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
-    weights = Weights(as_weights(W))
+    weights = DecomposedMatrix(as_weights(W))
     found = rank_candidates(weights, rows, error, machine, (), products)
     return race_candidates(weights, rows, found, seconds) if measured else found[0]
 
 
-def race_candidates(weights: Weights, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
+def race_candidates(weights: DecomposedMatrix, rows: int, found: Sequence[Candidate],
+                    seconds: float = 0.25) -> Candidate:
     """The one of ranked candidates that prediction and timing together find fastest (`believed`). Those are timed, in
     turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
     faster than all joins."""
@@ -347,7 +348,7 @@ def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float,
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def recount(machine: Pricer, weights: Weights, guess: Candidate, rows: int, products: float,
+def recount(machine: Pricer, weights: DecomposedMatrix, guess: Candidate, rows: int, products: float,
             error: float) -> Candidate | None:
     """The candidate with the sizes and the error that W has in it; None where W cannot be held within the error."""
     W = weights.W

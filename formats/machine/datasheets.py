@@ -25,7 +25,7 @@ from formats.network.links import Link, check_links, check_rates, read_host, rea
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
-MOST = 1e24                                                 # of a number of a data sheet: no machine has as much
+LARGEST_NUMBER = 1e24                                       # of a number of a data sheet: no machine has as much
 FILE = Path(__file__).with_suffix(".json")
 CLUSTERS = FILE.with_name("clusters.json")
 
@@ -136,7 +136,7 @@ class Datasheet:
         return sympy.Max(*units, memory) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
 
-NUMBERS = "launch", "cores", "processors", "watts", "hourly"
+NUMBER_FIELDS = "launch", "cores", "processors", "watts", "hourly"
 
 
 def check_types(sheet: object) -> None:
@@ -144,7 +144,7 @@ def check_types(sheet: object) -> None:
     if not isinstance(sheet, dict): raise TypeError(f"{sheet!r:.40} is no object of fields")
     for name in ("source", "costs", "activations"):
         if not isinstance(sheet.get(name, ""), str): raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
-    for name in NUMBERS:
+    for name in NUMBER_FIELDS:
         if sheet.get(name) is not None: check_number(name, sheet[name])
     for name in ("matrix", "vector"):
         if not isinstance(sheet[name], dict): raise TypeError(f"{name} {sheet[name]!r:.40}: give rates by number type")
@@ -162,7 +162,7 @@ def check_number(name: str, value: object) -> None:
     """Raises TypeError for what is no number, or beyond those that a machine may have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} {value!r:.40}: no number")
-    if not value < MOST: raise TypeError(f"{name} {value!r:.40}: give a number below {MOST:g}")
+    if not value < LARGEST_NUMBER: raise TypeError(f"{name} {value!r:.40}: give a number below {LARGEST_NUMBER:g}")
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:

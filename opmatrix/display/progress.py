@@ -14,7 +14,7 @@ WIDTH = 100                                                 # characters of a li
 AGAIN = "\r\033[K"                                          # what a terminal writes the line over by
 
 
-class Count(NamedTuple):
+class WorkCount(NamedTuple):
     """How much of how much."""
     done: int
     of: int
@@ -33,7 +33,7 @@ class ProgressLine:
         self.quiet = quiet or (brief and not self.terminal)
         self.began = self.said = time.perf_counter()
         self.far = ""
-        self.before, self.last = Count(0, 0), Count(0, 0)
+        self.before, self.last = WorkCount(0, 0), WorkCount(0, 0)
         self.write(f"{words} …")
 
     def __call__(self, done: object, of: int | None = None) -> None:
@@ -43,13 +43,13 @@ class ProgressLine:
         if now - self.said < (OFTEN if self.terminal else SELDOM) and not (self.terminal and done == of): return
         self.tell(now)
 
-    def counted(self, done: int, of: int) -> Count:
+    def counted(self, done: int, of: int) -> WorkCount:
         """What is done of all that was counted up to now. Several works may be counted one after the other: one begins
         where less is done, or something else is to do, than was said last, and goes on where the last one ended."""
         if done < self.last.done or of != self.last.of:
-            self.before = Count(self.before.done + self.last.done, self.before.of + self.last.of)
-        self.last = Count(done, of)
-        return Count(self.before.done + done, self.before.of + of if of else 0)
+            self.before = WorkCount(self.before.done + self.last.done, self.before.of + self.last.of)
+        self.last = WorkCount(done, of)
+        return WorkCount(self.before.done + done, self.before.of + of if of else 0)
 
     def tell(self, now: float) -> None:
         """How far it is, and after how many seconds."""

@@ -13,7 +13,7 @@ from formats.core.errors import InputError
 if TYPE_CHECKING:
     import tokenizers
 
-PARTS = "normalizer", "pre_tokenizer", "post_processor", "decoder"
+TOKENIZER_PARTS = "normalizer", "pre_tokenizer", "post_processor", "decoder"
 MOST_LETTERS, MOST_DEPTH = 4000, 50                         # of a regular expression: published ones have 400, and 5
 MOST_GROWTH = 10_000                                        # letters that normalizers may make of one
 WRITES = {"Replace": "content", "Prepend": "prepend"}       # normalizers of that type write this text
@@ -22,18 +22,18 @@ ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 def check_limits(tokenizer: "tokenizers.Tokenizer", where: str) -> None:
     """Raises InputError, which names the part, for one beyond the bounds."""
-    for name in PARTS:
+    for name in TOKENIZER_PARTS:
         part = getattr(tokenizer, name)
         if part is None: continue
         documents = [*walk(json.loads(part.__getstate__()))]
-        for each in documents: check_pattern(each.get("Regex"), f"{where}: {name}")
+        for each in documents: check_expression(each.get("Regex"), f"{where}: {name}")
         growth = prod(len(each[WRITES[each["type"]]]) or 1 for each in documents if each.get("type") in WRITES)
         if name == "normalizer" and growth > MOST_GROWTH:
             raise InputError(f"{where}: normalizer: a letter may become {growth:,} letters, more than {MOST_GROWTH:,}: "
                              "get the file again")
 
 
-def check_pattern(pattern: object, where: str) -> None:
+def check_expression(pattern: object, where: str) -> None:
     """Raises InputError for a regular expression that is too long or too deep."""
     if not isinstance(pattern, str): return
     deepest = max(accumulate((letter == "(") - (letter == ")") for letter in ESCAPED.sub("", pattern)), default=0)

@@ -197,7 +197,7 @@ def show_statuses() -> str:
 
 # ---- of the whole command line
 
-FIRST = {                                                   # lines to begin with -> the work that each does
+FIRST_LINES = {                                             # lines to begin with -> the work that each does
     "opmatrix doctor": "is this machine fit?",
     "opmatrix optimize minilm": "find and save its best program",
     'opmatrix run minilm.opmatrix "a sentence"': "embed a sentence by it",
@@ -228,5 +228,5 @@ PANELS = {                                                  # headings of comman
 
 def show_first() -> str:
     """The lines to begin with, as they stand in the help of the whole; \b keeps their ends."""
-    wide = max(map(len, FIRST))
-    return "\n".join(["\b", "Begin with:", *(f"  {line:{wide}}  {what}" for line, what in FIRST.items())])
+    wide = max(map(len, FIRST_LINES))
+    return "\n".join(["\b", "Begin with:", *(f"  {line:{wide}}  {what}" for line, what in FIRST_LINES.items())])

@@ -20,7 +20,7 @@ from opmatrix.display import progress
 from opmatrix.program import Program
 from rewrites.cli import __main__ as cli
 from rewrites.cli.commands import app
-from rewrites.cli.options import EXAMPLES, FIRST, PANELS
+from rewrites.cli.options import EXAMPLES, FIRST_LINES, PANELS
 from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
@@ -357,14 +357,14 @@ def test_help_names_the_commands(command):
         lines = ran.out.splitlines()
         begins = lines.index(next(line for line in lines if "Begin with" in line))
         assert ran.status == 0 and len(lines) <= 58
-        for at, line in enumerate(FIRST, begins + 1): assert lines[at].strip().startswith(line)
-        assert begins + len(FIRST) < next(at for at, line in enumerate(lines) if "Options" in line)
+        for at, line in enumerate(FIRST_LINES, begins + 1): assert lines[at].strip().startswith(line)
+        assert begins + len(FIRST_LINES) < next(at for at, line in enumerate(lines) if "Options" in line)
         for name, said in ((name, said) for commands in PANELS.values() for name, said in commands.items()):
             assert [line for line in lines if line.split()[1:2] == [name] and said in line], name
     assert {*EXAMPLES} == {name for commands in PANELS.values() for name in commands}
 
 
-@pytest.mark.parametrize("line", FIRST)
+@pytest.mark.parametrize("line", FIRST_LINES)
 def test_the_lines_to_begin_with_are_understood(line):
     program, *words = shlex.split(line)
     name, *rest = words

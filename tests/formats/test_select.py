@@ -7,7 +7,7 @@ import pytest
 import standin
 
 from formats import FORMATS, FormatError, select
-from formats.select import Candidate, Weights, candidates, choose, deviation, race_candidates, sampled
+from formats.select import Candidate, DecomposedMatrix, candidates, choose, deviation, race_candidates, sampled
 
 MACHINE = standin.machine()
 
@@ -36,7 +36,7 @@ TILES = np.kron(np.eye(8, 6), normal(16, 16)).astype(np.float32)
     (normal(128, 96).astype(np.float16), {"half", "packed"}, {"bf16", "int8"}),
     (np.zeros((128, 96), np.float32), {"csr", "nm", "block", "half"}, {"bf16"})])
 def test_what_holds_a_matrix_exactly_is_offered(W, inside, outside):
-    found = names(candidates(Weights(np.asarray(W, np.float32)), 16, 0.0, MACHINE))
+    found = names(candidates(DecomposedMatrix(np.asarray(W, np.float32)), 16, 0.0, MACHINE))
     assert inside <= found and not found & outside
 
 
@@ -55,7 +55,7 @@ def test_what_is_chosen_holds_the_matrix_and_costs_what_it_says():
                                                     (0.2, {"bf16", "int8", "int4"}, set())])
 def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outside):
     W = normal(512, 256)
-    found = candidates(Weights(W), 16, error, MACHINE)
+    found = candidates(DecomposedMatrix(W), 16, error, MACHINE)
     assert inside <= names(found) and not names(found) & outside
     for each in found: assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
 
@@ -89,7 +89,7 @@ def test_sparse_numbers_are_worth_it_only_where_there_are_few():
     for density, best in ((0.02, "csr"), (0.1, "csr"), (0.5, "packed"), (0.9, "packed")):
         assert select.select(sparse(512, 512, density), 128, machine=MACHINE,
                              formats=("packed", "csr"))[0].format == best
-    prices = [select.candidates(Weights(sparse(256, 256, density)), 64, 0.0, MACHINE, ("csr",))[0].seconds
+    prices = [select.candidates(DecomposedMatrix(sparse(256, 256, density)), 64, 0.0, MACHINE, ("csr",))[0].seconds
               for density in (0.02, 0.1, 0.3, 0.6, 0.9)]
     assert prices == sorted(prices)
 
@@ -141,9 +141,9 @@ def test_those_that_lie_near_are_timed(monkeypatch):
     monkeypatch.setattr(Candidate, "pack", lambda each, W: packed.append(each.format) or held(each, W))
     kinds = []
     monkeypatch.setattr(select, "burst", lambda call: kinds.append(call()) or [0.1 if len(kinds) % 3 == 2 else 1.0])
-    best = race_candidates(Weights(W), 4, near)
+    best = race_candidates(DecomposedMatrix(W), 4, near)
     assert packed == ["csr", "packed", "dense"] and best.format == "packed" and 0.1 < best.seconds < 0.5
-    assert race_candidates(Weights(W), 4, near[:1]).format == "csr"
+    assert race_candidates(DecomposedMatrix(W), 4, near[:1]).format == "csr"
 
 
 def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
@@ -152,7 +152,7 @@ def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
              for name, seconds in (("csr", 0.1), ("packed", 1.0))]
     turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
     monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
-    assert race_candidates(Weights(W), 4, found).format == "packed"
+    assert race_candidates(DecomposedMatrix(W), 4, found).format == "packed"
 
 
 def believed(*candidates):
@@ -208,7 +208,7 @@ def test_one_decomposition_does_for_all_ranks(monkeypatch, shape):
         monkeypatch.setattr(np.linalg, name, counted)
     choose(W, 128, 0.02, MACHINE, seconds=0.0)
     assert taken == {"eigh": 1, "eigvalsh": 1, "svd": 0}
-    weights = Weights(W)
+    weights = DecomposedMatrix(W)
     low = [each for each in select.rank_candidates(weights, 128, 0.02, MACHINE) if FORMATS[each.format].projected]
     assert len(low) > 2
     for each in low:

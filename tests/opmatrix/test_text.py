@@ -8,7 +8,7 @@ import pytest
 from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import LineReading, Parts, ReadableIds, Tokenizer, read_lines, sentences
-from opmatrix.pipelines.tokenizer_limits import check_pattern
+from opmatrix.pipelines.tokenizer_limits import check_expression
 
 
 @pytest.fixture
@@ -212,6 +212,6 @@ def test_published_expressions_are_within_the_bounds():
     from opmatrix.files.directory.merges import RULES
     patterns = [each for rule in RULES.values() if isinstance(rule.split, tuple) for each in rule.split]
     assert len(patterns) > 3
-    for each in patterns: check_pattern(each, "here")
-    check_pattern(deep("(", ")*", 50), "here")
-    check_pattern("a" * 4000, "here")
+    for each in patterns: check_expression(each, "here")
+    check_expression(deep("(", ")*", 50), "here")
+    check_expression("a" * 4000, "here")
