@@ -51,7 +51,7 @@ class Port:
     def size(self) -> str:
         return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
 
-    def described(self) -> list[Any]:
+    def described(self) -> list[object]:
         """As JSON."""
         more = [[f"{each:g}" for each in self.infinite]] if self.infinite else []
         return [self.space, self.columns, self.heads, self.number, *more]

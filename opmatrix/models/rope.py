@@ -1,6 +1,6 @@
 """RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import sympy
@@ -93,7 +93,7 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     return rotation
 
 
-def rotation_settings(config: Settings) -> dict[str, Any]:
+def rotation_settings(config: Settings) -> dict[str, object]:
     """The settings of a rotation, from wherever a config has them."""
     said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
     said |= config["rope_scaling"] or config["rope_parameters"] or {}

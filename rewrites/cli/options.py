@@ -214,7 +214,8 @@ PANELS = {                                                  # headings of comman
         "explain": "A saved program before and after, and what each law saved.",
         "report": "The report of a saved program as one page of HTML.",
         "profile": "Where the time of a saved program goes.",
-        "verify": "Do the checks of a saved program's certificate again."},
+        "verify": "Do the checks of a saved program's certificate again.",
+        "compile": "Compile ahead what a saved program needs, for all users to read."},
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Processor, libraries, caches; settings that hurt.",

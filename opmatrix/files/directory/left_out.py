@@ -1,7 +1,6 @@
 """The value of a key that a config.json leaves out, by family: transformers' own defaults, which it does not write into
 every file. Only sizes and settings that a family reads; what is null is null."""
 from collections.abc import Mapping
-from typing import Any
 
 BERT = dict(vocab_size=30522, hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=12,
             max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
@@ -11,7 +10,7 @@ MISTRAL = LLAMA | dict(intermediate_size=14336, num_key_value_heads=8, max_posit
 QWEN = LLAMA | dict(vocab_size=151936, intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768)
 QWEN_MOE = QWEN | dict(hidden_size=2048, num_hidden_layers=24)
 
-LEFT_OUT: Mapping[str, Mapping[str, Any]] = {               # by model_type, keys as files call them
+LEFT_OUT: Mapping[str, Mapping[str, object]] = {               # by model_type, keys as files call them
     "bert": BERT, "roberta": BERT | dict(vocab_size=50265),
     "distilbert": dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=6, max_position_embeddings=512),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
