@@ -171,8 +171,8 @@ def test_what_needs_numbers_refuses_a_name(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=f"config: {wanted}"): check(LLAMA | dict(vocab_size=50))
     with pytest.raises(InputError, match=f"config.json: {wanted}"): Checkpoint.open(tmp_path)
-    for source in (LLAMA | dict(vocab_size=50), tmp_path / "config.json"):
-        with pytest.raises(InputError, match=f"config: {wanted}"): planned(source, None)
+    for source, place in ((LLAMA | dict(vocab_size=50), "config"), (tmp_path / "config.json", "config.json")):
+        with pytest.raises(InputError, match=f"{place}: {wanted}"): planned(source, None)
     with pytest.raises(InputError, match="n_embd is the name h: a number is needed here"): check(GPT2 | dict(
         vocab_size=50))
     assert normalise_config(GPT2)["hidden_size"] == h

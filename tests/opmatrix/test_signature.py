@@ -250,7 +250,8 @@ def saved(tmp_path):
     (lambda f: f["signature"].update(relations=["edges: V × T"]), "signature: relations are .'edges: V × T'"),
     (lambda f: f.update(signature=7), "signature: it is 7"),
     (lambda f: f.update(version=3), "'output' is missing"),
-    (lambda f: f.update(version=8), "version is 8"),
+    (lambda f: f.update(version=8), "'above' is missing"),
+    (lambda f: f.update(version=9), "version is 9"),
 ])
 def test_a_signature_that_is_not_the_steps_is_refused_in_a_line(spoil, words, saved):
     said = json.loads(saved.read_text())
