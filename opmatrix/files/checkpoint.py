@@ -253,7 +253,7 @@ class Checkpoint:
             raise InputError(f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
                              f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
                              "or set it to true if the table of tokens does")
-        if stored is None or table is None: return stored is not None
+        if stored is None or table is None or not self.said["tie_word_embeddings"]: return stored is not None
         return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
 
     def complete(self, found: set[Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Text that follows prompts: against plain numpy that computes all rows anew for each token; alone, among others that
 join and leave, and in sessions that go on."""
 import json
+import re
 
 import checkpoints
 import numpy as np
@@ -122,7 +123,8 @@ def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_one_line():
     program = gpt2().program
     added, known = Plain.from_str(program.meta["tokenizer"]), program.meta["config"]["vocab_size"]
     added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
-    words = rf"prompt 1, .*, has the token '<\d+>' of tokenizer.json, id {known}, and the model has rows"
+    token = re.escape(added.id_to_token(known))
+    words = rf"prompt 1, .*, has the token '{token}' of tokenizer.json, id {known}, and the model has rows"
     prompts = ["a", f"b{added.id_to_token(known)}"]
     with pytest.raises(InputError, match=words): program.replace(tokenizer=added.to_str()).generate(prompts)
 
