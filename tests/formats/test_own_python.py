@@ -8,6 +8,7 @@ import pytest
 from children import LIMIT, ROOT
 
 from formats.disk.own_python import added_paths, child_of_module, child_of_python
+from formats.kernels.engine.compiler import TEXTS
 from formats.machine.blas import TRIAL
 from rewrites.cli import leave_working_directory
 
@@ -64,11 +65,13 @@ def test_a_trap_springs_where_python_is_started_plainly(trapped):
     assert sprung(trapped) == "queue numpy "
 
 
-def test_a_module_of_ours_is_the_one_of_this_process(trapped, monkeypatch):
+def test_a_module_of_ours_is_the_one_of_this_process(trapped, tmp_path, monkeypatch):
     """Others of our names that the path has first are passed by; what a user declared kernels in is found last."""
     monkeypatch.setattr(sys, "path", ["", str(trapped), *sys.path])
     monkeypatch.chdir(trapped)
-    done = run(child_of_module("formats.kernels.engine.compiler", "", "", ""), trapped)
+    (tmp_path / TEXTS).touch()                              # a compiler that is asked for no kernel
+    places = [str(tmp_path / name) for name in ("kernels", "spare", ".")]
+    done = run(child_of_module("formats.kernels.engine.compiler", str(os.getpid()), *places), trapped)
     assert done.returncode == 0 and not sprung(trapped), done.stderr
 
 
