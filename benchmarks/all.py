@@ -93,6 +93,7 @@ BENCHMARKS = {
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 APART = {"paired": "holds two commits against each other",
+         "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
          "interactions": "fits two dozen compressed models",
