@@ -3,10 +3,8 @@ import errno
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,26 +161,6 @@ def test_streams_that_take_nothing(tmp_path, redirected, status, words):
     ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli --version {redirected}"],
                          capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
     assert (ran.returncode, ran.stderr) == (status, words) and not [*tmp_path.iterdir()]
-
-
-def test_an_interruption_leaves_nothing(tmp_path):
-    """While a pipe is waited for, which nobody writes to."""
-    import checkpoints
-    from programs import bert_program
-    checkpoints.write_tokenizer(tmp_path / "tokenizer.json")
-    text = (tmp_path / "tokenizer.json").read_text()
-    bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG), tokenizer=text).save(tmp_path / "program")
-    before = sorted(tmp_path.iterdir())
-    ran = subprocess.Popen([sys.executable, "-m", "rewrites.cli", "embed", "program", "-", "--out", "o.npy"],
-                           cwd=tmp_path, env=ENVIRONMENT,
-                           stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           # jobs in the background ignore it
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    while len([*tmp_path.iterdir()]) == len(before): time.sleep(0.05)
-    time.sleep(0.5)
-    ran.send_signal(signal.SIGINT)
-    _, said = ran.communicate(timeout=60)
-    assert (ran.returncode, said) == (130, "opmatrix: interrupted\n") and sorted(tmp_path.iterdir()) == before
 
 
 def test_the_version(command):  # noqa: F811

@@ -78,7 +78,7 @@ def list_opened(process):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what a process has open is found by /proc")
 @pytest.mark.parametrize("unnamed", [True, False])
 def test_a_command_that_is_told_to_end_leaves_nothing(program, tmp_path, unnamed):
-    """While it writes, and waits for more texts: by SIGTERM, and by SIGKILL where a file needs no name."""
+    """While it writes, and waits for more texts: by SIGINT, by SIGTERM, and by SIGKILL where a file needs no name."""
     program.save(tmp_path / "program")
     os.mkdir(place := str(tmp_path / "rows"))
     code = ("import sys; from formats.disk import files; from rewrites.cli.__main__ import main; "
@@ -86,15 +86,19 @@ def test_a_command_that_is_told_to_end_leaves_nothing(program, tmp_path, unnamed
             "sys.argv[1:] = ['embed', 'program', '-', '--out', 'rows/rows.npy']; main()")
     with files.replacing(tmp_path / "trial"): nameless = unnamed and not list(tmp_path.glob(".*.part"))
     pattern = f"{place}/#*" if nameless else f"{place}/.????????.part"
-    for number in (signal.SIGTERM, *([signal.SIGKILL] if nameless else [])):
+    ends = {signal.SIGINT: (130, b"opmatrix: interrupted\n"), signal.SIGTERM: (143, b""), signal.SIGKILL: (-9, b"")}
+    if not nameless: del ends[signal.SIGKILL]
+    for number, end in ends.items():
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)})
+                                   stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                                   # jobs in the background ignore it
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         while not any(fnmatch(each, pattern) for each in list_opened(process)):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == (143 if number == signal.SIGTERM else -9) and not errors
+        assert (process.returncode, errors) == end
         assert not os.listdir(place)
 
 

@@ -4,11 +4,12 @@ import json
 
 import checkpoints
 import pytest
+from tokenizers import Tokenizer
 
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.directory.tokenizer_classes import MISNAMED, PLAIN_CLASS, REGISTERED, TOKENIZER_CLASSES
-from opmatrix.files.directory.tokenizer_files import TokenizerFiles, class_of
+from opmatrix.files.directory.tokenizer_files import TokenizerFiles, class_of, effective_text
 from opmatrix.models import FAMILIES
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -69,6 +70,33 @@ def test_a_plain_tokenizer_to_which_nothing_is_added_is_its_file(tmp_path):
     assert open_model(home).tokenizer_text == (home / "tokenizer.json").read_text()
 
 
+def ids_as(place, family, rows, source, config):
+    """The ids of "bank" by a tokenizer.json of a family beside one tokenizer_config.json, for so many rows."""
+    (place / CONFIG).write_text(json.dumps(config))
+    text = effective_text(json.dumps(source), place, {"model_type": family, "vocab_size": rows})
+    return Tokenizer.from_str(text).encode("bank").ids
+
+
+WHOLE_WORDS = {"version": "1.0", "added_tokens": [],
+               "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "bank": 1}, "unk_token": "[UNK]"}}
+BETWEEN = [4, 1, 2]                                         # [CLS] and [SEP], which the class adds
+
+
+@pytest.mark.parametrize("config, rows, wanted", [
+    ({}, 2, [1]), ({"do_lower_case": True}, 2, [1]), ({}, 4, [1]), ({}, 5, BETWEEN), ({}, None, BETWEEN),
+    ({"tokenizer_class": "BertTokenizer"}, 2, BETWEEN), ({"cls_token": "bank", "sep_token": "bank"}, 2, [1, 1, 1])])
+def test_a_family_s_class_counts_where_the_model_has_rows_for_the_tokens_around_a_text(tmp_path, config, rows, wanted):
+    """A class that files name counts anyway: a text is then refused, as transformers does."""
+    assert ids_as(tmp_path, "bert", rows, WHOLE_WORDS, config) == wanted
+
+
+@pytest.mark.parametrize("family", sorted(name for name, made in REGISTERED.items() if made != "BertTokenizer"))
+def test_word_pieces_beside_a_family_of_other_parts_are_read_as_they_are(tmp_path, family):
+    checkpoints.write_tokenizer(tmp_path / "tokenizer.json")
+    source = edited(tmp_path / "tokenizer.json", {"padding": None, "post_processor": None})
+    assert ids_as(tmp_path, family, 60, source, {}) == [BANK]
+
+
 def test_what_is_made_is_made_of_itself(tmp_path):
     """A program that keeps it, or a model that is saved with it, is read as before."""
     files = {CONFIG: {"do_lower_case": False, "image_token": "thebank"}}
@@ -89,7 +117,9 @@ def test_what_is_made_is_made_of_itself(tmp_path):
     ({CONFIG: {"additional_special_tokens": "a"}}, rf"{CONFIG}: additional_special_tokens is 'a': it must be a list"),
     ({CONFIG: {"added_tokens_decoder": {"x": {}}}}, r"tokenizer\.json: no tokenizer|it must be a token"),
     ({CONFIG: "[]"}, rf"{CONFIG}: list, not a JSON object"), ({ADDED: "{"}, rf"{ADDED}: no JSON"),
-    ({"tokenizer.json": {"model": {"type": "BPE"}}}, r"its model is 'BPE', .*tokenizer_class to 'TokenizersBackend'")])
+    ({"tokenizer.json": {"model": {"type": "BPE"}}}, r"tokenizer\.json: no tokenizer \(.*: get the file again"),
+    ({"tokenizer.json": {"model": {"type": "BPE"}}, CONFIG: {"tokenizer_class": "BertTokenizer"}},
+     r"its model is 'BPE', .*tokenizer_class to 'TokenizersBackend'")])
 def test_what_no_tokenizer_is_made_of_is_a_line(tmp_path, files, words):
     with pytest.raises(InputError, match=words) as caught: ids(tmp_path, "bank", files)
     assert "\n" not in str(caught.value)

@@ -68,16 +68,21 @@ def read_absent(file: Path) -> JsonObject:
     return entries
 
 
+def class_name(model: JsonObject, files: TokenizerFiles) -> str | None:
+    """The class that a model's files name. Raises InputError where the name is no text."""
+    where, name = files.directory / TOKENIZER_CONFIG, files.config.get("tokenizer_class")
+    if not name: where, name = files.directory / CONFIG, model.get("tokenizer_class")
+    if not name or isinstance(name, str): return name or None
+    raise InputError(f"{where}: tokenizer_class is {name!r:.60}: it must be a name, or left out")
+
+
 def class_of(model: JsonObject, files: TokenizerFiles) -> TokenizerClass | None:
     """The class that a model's files name, or else that of its family; None for the plain one, and for any class that
     is not known here. Raises InputError where the name is no text."""
-    where, name = files.directory / TOKENIZER_CONFIG, files.config.get("tokenizer_class")
-    if not name: where, name = files.directory / CONFIG, model.get("tokenizer_class")
-    if name and not isinstance(name, str):
-        raise InputError(f"{where}: tokenizer_class is {name!r:.60}: it must be a name, or left out")
+    name = class_name(model, files)
     registered = REGISTERED.get(str(model.get("model_type")), PLAIN_CLASS)
     if not name or str(model.get("model_type")) in MISNAMED: return TOKENIZER_CLASSES.get(registered)
-    return None if registered == PLAIN_CLASS else TOKENIZER_CLASSES.get(str(name).removesuffix("Fast"))
+    return None if registered == PLAIN_CLASS else TOKENIZER_CLASSES.get(name.removesuffix("Fast"))
 
 
 # ---- tokens that files add
@@ -179,38 +184,58 @@ def padding_token(source: JsonObject) -> dict[str, str | None]:
 @unpanicked()
 def effective_text(text: str, directory: Path, model: JsonObject) -> str:
     """The tokenizer.json that says what transformers makes of all files of a directory, whose config.json is `model`.
-    A text that is no JSON object stays, to be refused where it is read. Raises InputError, which names file and key,
-    for what no tokenizer is made of."""
+    A text that is no JSON object stays, to be refused where it is read. Where no file names a class, and transformers
+    could run none of the family's on it, the tokenizer.json counts as it is. Raises InputError, which names file and
+    key, for what no tokenizer is made of."""
     try: source = parse_json(text, TOKENIZER, integer=int)
     except InputError: return text
     if not isinstance(source, dict): return text
     files = TokenizerFiles.read(directory)
-    kind = class_of(model, files)
     if files.flag("split_special_tokens", TokenizerFlag(False, DEFAULT)):
         raise InputError(f"{files.file_of('split_special_tokens')}: split_special_tokens is true: special tokens are "
                          "never taken apart here: set it to false")
+    kind, named = class_of(model, files), class_name(model, files) is not None
+    try: return build_text(text, source, files, kind, None if named else model.get("vocab_size"))
+    except UnfitClass:
+        if named: raise
+        return build_text(text, source, files, None)
+
+
+class UnfitClass(InputError):
+    """A tokenizer.json of which a class makes no tokenizer, or one that no text can be read with."""
+
+
+def build_text(text: str, source: JsonObject, files: TokenizerFiles, kind: TokenizerClass | None,
+               rows: int | None = None) -> str:
+    """The text of a tokenizer of a class, or of the plain one, for a model with so many rows. Raises InputError, and
+    UnfitClass."""
     settings = {} if kind is None else {key: files.flag(key, setting) for key, setting in kind.flags.items()}
     try:
-        return build_text(text, source, SpecialTokens.read(files, source, kind), kind, settings)
+        tokens = SpecialTokens.read(files, source, kind)
+        return plain_text(text, tokens) if kind is None else class_text(source, tokens, kind, settings, rows)
     except InputError: raise
     except Exception as error:
-        words = source.get("model") or {}
+        where, words = files.directory / TOKENIZER, source.get("model") or {}
+        if kind is None: raise UnfitClass(f"{where}: no tokenizer ({error!r:.100}): get the file again") from error
         called = words.get("type") if isinstance(words, dict) else None
-        raise InputError(f"{directory / TOKENIZER}: no tokenizer: its model is {called!r:.40}, of which the "
-                         f"tokenizer_class of {TOKENIZER_CONFIG}, or of the family, makes none ({error!r:.100}): get "
-                         "both files again, or set tokenizer_class to 'TokenizersBackend' there, which reads it as it "
-                         "is") from error
+        raise UnfitClass(f"{where}: no tokenizer: its model is {called!r:.40}, of which the tokenizer_class of "
+                         f"{TOKENIZER_CONFIG} makes none ({error!r:.100}): get both files again, or set "
+                         "tokenizer_class to 'TokenizersBackend' there, which reads it as it is") from error
 
 
-def build_text(text: str, source: JsonObject, tokens: SpecialTokens, kind: TokenizerClass | None,
-               settings: JsonObject) -> str:
-    """The text of a tokenizer of a class, or of the plain one, which is changed only where tokens are added."""
+def plain_text(text: str, tokens: SpecialTokens) -> str:
+    """The text of a tokenizer that is read as it is, which is changed only where tokens are added."""
     import tokenizers
-    if kind is None:
-        plain = tokenizers.Tokenizer.from_str(text)
-        before = repr(plain.get_added_tokens_decoder())
-        tokens.add_to(plain)
-        return text if repr(plain.get_added_tokens_decoder()) == before else str(plain.to_str())
+    plain = tokenizers.Tokenizer.from_str(text)
+    before = repr(plain.get_added_tokens_decoder())
+    tokens.add_to(plain)
+    return text if repr(plain.get_added_tokens_decoder()) == before else str(plain.to_str())
+
+
+def class_text(source: JsonObject, tokens: SpecialTokens, kind: TokenizerClass, settings: JsonObject,
+               rows: int | None) -> str:
+    """The text of a tokenizer that a class makes of the words and merges of a tokenizer.json. Raises UnfitClass."""
+    import tokenizers
     settings = settings | {name: token for name, token in tokens.named.items() if name in kind.named}
     parts = {"model": kind.model, "normalizer": kind.normalizer, "pre_tokenizer": kind.pre_tokenizer,
              "decoder": kind.decoder}
@@ -221,19 +246,21 @@ def build_text(text: str, source: JsonObject, tokens: SpecialTokens, kind: Token
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(rest | made))
     tokens.add_to(tokenizer)
     if kind.again: tokens.add_again(tokenizer)
-    if kind.template: tokenizer.post_processor = text_between(tokenizer, tokens.named, *kind.template)
+    if kind.template: tokenizer.post_processor = text_between(tokenizer, tokens.named, rows, *kind.template)
     return str(tokenizer.to_str())
 
 
-def text_between(tokenizer: "tokenizers.Tokenizer", named: JsonObject, *around: tuple[str, int | None]) -> Any:
-    """A text between two tokens, of which an empty name stands for none."""
+def text_between(tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None,
+                 *around: tuple[str, int | None]) -> Any:
+    """A text between two tokens, of which an empty name stands for none. Raises UnfitClass where a token has no id
+    below the number of rows."""
     from tokenizers.processors import TemplateProcessing
     around_ids = {}
     for name, default in around:
         token = named.get(name)
         number = default if token is None else tokenizer.token_to_id(str(token))
-        if name and number is None:
-            raise InputError(f"{TOKENIZER_CONFIG}: {name} is {token!r:.40}, and every text has that token: name one "
+        if name and (number is None or (rows is not None and number >= rows)):
+            raise UnfitClass(f"{TOKENIZER_CONFIG}: {name} is {token!r:.40}, and every text has that token: name one "
                              f"that {TOKENIZER} holds")
         if name: around_ids[name] = (str(token), number)
     first, last = (([around_ids[name][0]] if name else []) for name, _ in around)
