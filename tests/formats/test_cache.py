@@ -208,7 +208,7 @@ def test_a_file_that_is_too_large_is_not_read(home):
 
 
 CHILD = """
-import logging, os, sys                                     # all before: the other user may not read this Python
+import logging, os, platformdirs, sys                       # all before: the other user may not read this Python
 from pathlib import Path
 from formats.disk import cache, holdings
 from formats.core.errors import InputError
