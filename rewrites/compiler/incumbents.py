@@ -43,7 +43,7 @@ class Incumbents:
         every = self.attempt(self.space)
         without = self.attempt(self.space.lacking(added))
         hidden = every is None or self.is_limited(added) or is_dearer(every, without)
-        if len(added) > 1 and hidden: self.try_each(added)
+        if len(added) > 1 and hidden: self.try_each(added, without)
         best = self.swap()
         line = say_kept(every, best, added)
         return replace(best, cut=[*best.cut, line]) if line else best
@@ -72,13 +72,12 @@ class Incumbents:
         canonical = any(law.canonical for law in self.space.laws if law.name in added)
         return canonical or any(each.graph.cut for each in self.list_lowerings(self.space).values())
 
-    def try_each(self, added: Sequence[str]) -> None:
-        """Laws one after another, each beside those that made the program cheaper."""
+    def try_each(self, added: Sequence[str], best: "Structure | None") -> None:
+        """Laws one after another, each beside those that made the program cheaper than the one without any."""
         taken: list[str] = []
-        best: Structure | None = None
         for name in added:
             structure = self.attempt(self.space.lacking([each for each in added if each not in (*taken, name)]))
-            if structure is not None and (best is None or structure.cost < best.cost):
+            if is_dearer(best, structure):
                 best = structure
                 taken.append(name)
 
