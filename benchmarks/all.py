@@ -1,20 +1,28 @@
 """The benchmarks that say what this project is worth, one after another, and a page of what they come to.
 
-    python benchmarks/all.py [--quick] [--only gain,search] [--list] [--out DIR]
+    python benchmarks/all.py [--quick | --publish] [--only gain,search] [--list] [--out DIR]
 
 --quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too
 late is left out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt
 with what was printed. What fails, is over its time or was left out is named there, and the status is 1; a missed bar is
-no failure."""
+no failure.
+
+--publish runs those that README.md and docs/results.md show, half an hour, keeps what they measured in
+docs/measured, with version and machine, and writes both pages of it. What fails leaves all as it was."""
 import argparse
+import json
 import os
+import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +100,15 @@ BENCHMARKS = {
     "interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
-APART = {"paired": "holds two commits against each other",
+PUBLISHED = {
+    "report": Benchmark("", 0, "--models minilm --keep {kept}", 240, "What does `opmatrix optimize` print?"),
+    "models": Benchmark("", 0, "--models minilm --workloads 1x16,1x128,file,sorted --sentences 256 "
+                        "--rounds 5 --no-spearman --engines opmatrix,onnxruntime,openvino", 2400,
+                        "How fast is a whole model beside ONNX Runtime and OpenVINO?")}
+MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
+APART = {"kills": "kills each of fifteen commands thirty times, and runs it again each time",
+         "report": "runs `opmatrix optimize` twice, for what --publish shows",
+         "paired": "holds two commits against each other",
          "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
@@ -146,12 +162,13 @@ def main() -> int:
     if given.list: return listing(given.only)
     given.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it runs is ended with it
+    if given.publish: return publish(given.out)
     chosen = {name: BENCHMARKS[name] for name in given.only}
     takes(sum(each.seconds if given.quick else each.at_length for each in chosen.values()))
     machine, begun = prepared(), time.monotonic()
     found: list[Outcome] = []
     for name, each in chosen.items():
-        left = WHOLE - (time.monotonic() - begun) if given.quick else float("inf")
+        left = WHOLE - (time.monotonic() - begun) if given.quick else inf
         found.append(measured(name, each, given.quick, left, given.out))
         say(f"{name}: {found[-1].wrong or found[-1].absent or 'done'}")
         written(given.out / PAGE, page(found, machine, given, time.monotonic() - begun))
@@ -162,6 +179,7 @@ def main() -> int:
 def options() -> argparse.Namespace:
     parser = Parser(__doc__ or "", table=False)
     parser.add_argument("--quick", action="store_true", help="ten minutes at most, on two cores")
+    parser.add_argument("--publish", action="store_true", help="what README.md and docs/results.md show, anew")
     parser.add_argument("--only", type=listed, default=[*BENCHMARKS], help="some of them, between commas")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     parser.add_argument("--out", "--csv", type=Path, default=Path("benchmark-results"), metavar="DIR")
@@ -178,6 +196,28 @@ def listing(names: list[str]) -> int:
     print(table(rows, ["", "quick", "in full", ""]))
     for name, why in APART.items(): print(f"{name}.py stands apart: it {why}")
     return 0
+
+
+def publish(out: Path) -> int:
+    """Measures what the pages show, keeps it in docs/measured once all is there, and writes the pages."""
+    about = prepared() | {"version": version()}
+    (kept := out / "measured").mkdir(exist_ok=True)
+    for name, each in PUBLISHED.items():
+        outcome = measured(name, each._replace(full=each.full.replace("{kept}", str(kept.resolve()))), False, inf, out)
+        say(f"{name}: {outcome.wrong or outcome.busy or 'done'}")
+        if outcome.wrong: return 1
+        shutil.copy(out / f"{name}.csv", kept)
+        if outcome.busy: about["busy"] = outcome.busy
+    written(kept / "about.json", json.dumps(about, indent=1) + "\n")
+    pages = runpy.run_path(str(PAGES))["pages"](kept)       # before anything is changed: it may lack figures
+    shutil.copytree(kept, MEASURED, dirs_exist_ok=True)
+    for page, text in pages.items(): written(command.ROOT / page, text)
+    return 0
+
+
+def version() -> str:
+    """The version of this tree."""
+    return str(tomllib.loads((command.ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"])
 
 
 def prepared() -> dict[str, str]:

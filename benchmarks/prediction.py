@@ -54,7 +54,7 @@ def calibrated(file, full):
     """Calibrates, and saves what was found."""
     from formats.machine.calibration import calibrate
     from formats.machine.prices import FORMAT_CATALOGUE
-    calibrate(FORMAT_CATALOGUE, full=full).save(file)
+    calibrate(FORMAT_CATALOGUE, whole=True, full=full).save(file)
 
 
 def measured(file, count):

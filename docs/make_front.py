@@ -1,6 +1,8 @@
-"""Writes docs/front.svg, the picture of README, from the report of a run:
+"""Draws docs/front.svg, the picture of README, from the report of a run; docs/make_results.py writes it, and
 
     python docs/make_front.py minilm.opmatrix/report.json
+
+that of another run.
 
 Each program by milliseconds (across) and megabytes (up), both logarithmic: a ring where it was predicted, a dot where
 it was measured, its error beside it. The chosen program is a star. The same report gives the same file."""
@@ -63,7 +65,8 @@ def picture(report: dict[str, Any]) -> str:
     found = programs(report)
     both = [place for each in found for place in (each.predicted, each.measured)]
     x, y = Axis([ms for ms, _ in both], LEFT, WIDTH - RIGHT), Axis([mb for _, mb in both], HEIGHT - BOTTOM, TOP)
-    title = f"{report['model']}, {report['workload']}, {report['machine']}{' (busy)' if report.get('busy') else ''}"
+    busy = " (busy)" if any(report.get("busy", {}).values()) else ""
+    title = f"{report['model']}, {report['workload']}, {report['machine']}{busy}"
     parts = [*grid(x, y, title), *(part for each in found for part in mark(each, x, y)), *labels(found, x, y)]
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
             'font-family="sans-serif" font-size="12" fill="#222">')

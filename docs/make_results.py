@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "docs" / "measured"
 PAGES = "README.md", "docs/results.md"
 BLOCK = re.compile(r"<!-- measured: (\w+) -->\n.*?<!-- /measured -->", re.S)
-TYPES, TEXTS = ("float32", "bf16", "int8"), ("file", "padded", "sorted")
-EACH = "256 texts"                                          # the last three, as a column
-README_SHAPE = "1x128"
+TYPES, TEXTS = ("float32", "bf16", "int8"), ("file", "padded", "sorted")      # texts are one column
+EACH = "256 texts"
+README_SHAPE, WIDEST = "1x128", 150
+SMALL = 1e-4                                                # errors above it are shown in per cent
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Measured:
     @property
     def by(self) -> str:
         """The version and the machine."""
-        return f"by version {self.about['version']} on {self.about['threads']} cores of an {self.about['processor']}"
+        name, _, features = self.about["processor"].partition(": ")
+        return f"by version {self.about['version']} on {self.about['threads']} cores of an {name} ({features})"
 
 
 # ---- parts of pages
@@ -73,32 +76,35 @@ def report(measured: Measured) -> str:
 
 
 def fenced(text: str) -> str:
-    """A block of output."""
-    lines = "\n".join(line.rstrip() for line in text.splitlines())
-    return f"<!-- output -->\n```\n{lines}\n```\n<!-- /output -->"
+    """A block of output, of lines that a page may have."""
+    lines = [part for line in text.splitlines()
+             for part in wrap(line, WIDEST, subsequent_indent=" " * 10, replace_whitespace=False) or [""]]
+    return "```\n" + "\n".join(lines) + "\n```"
 
 
 def machine(measured: Measured) -> str:
     """A sentence on where all was measured."""
-    return f"All of it is measured {measured.by}, beside {measured.about['versions']}."
+    peers = dict.fromkeys(f"{row['engine']} {row['version']}" for row in measured.races if row["engine"] != "opmatrix")
+    return f"Measured {measured.by}, beside {', '.join(peers)}."
 
 
 def gain(measured: Measured) -> str:
     """A sentence on the chosen program beside the imported one."""
     found = measured.report
     chosen, before = found["front"][found["chosen"]], found["baseline"]
-    return (f"MiniLM there answers a sentence of 128 tokens in {1e3 * chosen['measured_s']:.1f} ms and "
+    return fill(
+            f"MiniLM there answers a sentence of 128 tokens in {1e3 * chosen['measured_s']:.1f} ms and "
             f"{chosen['measured_bytes'] / 1e6:.0f} MB, where the imported model takes "
             f"{1e3 * before['measured_s']:.1f} ms and {before['measured_bytes'] / 1e6:.0f} MB. The error is "
-            f"{100 * chosen['measured_error']:.2f} %.")
+            f"{100 * chosen['measured_error']:.2f} %.", WIDEST)
 
 
-def fastest(measured: Measured, number: str, workload: str, ours: bool) -> tuple[float, str] | None:
-    """The least milliseconds of a number type on a workload, by us or by another engine, and whose they are."""
-    names = (workload if ours else TEXTS) if workload == "file" else (workload,)
+def fastest(measured: Measured, number: str, workload: str, ours: bool) -> dict[str, str] | None:
+    """The row of the least seconds of a number type on a workload, by us or by another engine."""
+    names = TEXTS if workload == "file" else (workload,)
     rows = [row for row in measured.races if row["number_type"] == number and row["workload"] in names
             and (row["engine"] == "opmatrix") is ours]
-    return min((1e3 * float(row["median_s"]), row["engine"]) for row in rows) if rows else None
+    return min(rows, key=lambda row: float(row["median_s"])) if rows else None
 
 
 def peers(measured: Measured) -> str:
@@ -110,8 +116,9 @@ def peers(measured: Measured) -> str:
         for workload in (README_SHAPE, "file"): cells += [cell(measured, number, workload, ours) for ours in (1, 0)]
         rows.append(cells)
     chosen = report["front"][report["chosen"]]
-    rows.append(["chosen within 2 %", f"{1e3 * chosen['measured_s']:.1f}", "", "", ""])
-    return markdown(["", "1 x 128 tokens, ms", "fastest peer", f"{EACH}, ms", "fastest peer"], rows)
+    within = f"{1e3 * chosen['measured_s']:.3g} ({100 * chosen['measured_error']:.2g} %)"
+    rows.append(["chosen within 2 %", within, "", "", ""])
+    return markdown(["", "1 x 128 tokens, ms (error)", "fastest peer", f"{EACH}, ms (error)", "fastest peer"], rows)
 
 
 def speed(measured: Measured) -> str:
@@ -125,10 +132,12 @@ def speed(measured: Measured) -> str:
 
 
 def cell(measured: Measured, number: str, workload: str, ours: object, named: bool = False) -> str:
-    """Milliseconds, and by whom."""
-    found = fastest(measured, number, workload, bool(ours))
-    if found is None: return ""
-    return f"{found[0]:.3g}" + f" ({found[1]})" * named
+    """Milliseconds, the error, and by whom."""
+    row = fastest(measured, number, workload, bool(ours))
+    if row is None: return ""
+    error = float(row["error"])
+    shown = f"{100 * error:.2g} %" if error > SMALL else f"{error:.0e}"
+    return f"{1e3 * float(row['median_s']):.3g} ({shown}{', ' + row['engine'] if named else ''})"
 
 
 def start(measured: Measured) -> str:
@@ -138,9 +147,9 @@ def start(measured: Measured) -> str:
     others = [row for row in rows if row["engine"] != "opmatrix"]
     first, held = (lambda row: float(row["first_s"])), (lambda row: float(row["resident_mb"]))
     low, high = min(map(first, ours)), max(map(first, ours))
-    return (f"A saved MiniLM answers its first 16 tokens {low:.2f} to {high:.2f} s after its process starts, in "
+    return fill(f"A saved MiniLM answers its first 16 tokens {low:.2f} to {high:.2f} s after its process starts, in "
             f"{min(map(held, ours)):.0f} MB to {max(map(held, ours)):.0f} MB; the first peer takes "
-            f"{min(map(first, others)):.2f} s, and the smallest {min(map(held, others)):.0f} MB.")
+            f"{min(map(first, others)):.2f} s, and the smallest {min(map(held, others)):.0f} MB.", WIDEST)
 
 
 def search(measured: Measured) -> str:
@@ -165,8 +174,8 @@ PARTS: dict[str, Callable[[Measured], str]] = {
 def pages(place: Path = MEASURED) -> dict[str, str]:
     """Every file that is made, with its text. Raises KeyError for a part that no function makes."""
     measured = Measured(place)
-    fill = lambda found: f"<!-- measured: {found[1]} -->\n{PARTS[found[1]](measured)}\n<!-- /measured -->"
-    made = {name: BLOCK.sub(fill, (ROOT / name).read_text("utf-8")) for name in PAGES}
+    block = lambda found: f"<!-- measured: {found[1]} -->\n{PARTS[found[1]](measured)}\n<!-- /measured -->"
+    made = {name: BLOCK.sub(block, (ROOT / name).read_text("utf-8")) for name in PAGES}
     picture = runpy.run_path(str(ROOT / "docs" / "make_front.py"))["picture"]
     return made | {"docs/front.svg": picture(measured.report)}
 

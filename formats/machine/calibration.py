@@ -20,7 +20,7 @@ from formats.machine.model import FROM_PYTHON, WAYS, Machine, Rates, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import find_disturbed, fit_correction
 from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
-from formats.machine.quiet import Pace, Watch, timed
+from formats.machine.quiet import PACE_KERNEL, PACE_SIZES, Pace, Watch, timed
 from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle_timings
 from formats.machine.threads import threads
 
@@ -310,7 +310,16 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
             for way in WAYS if clock()}
     cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
     pace.sample()
-    return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)
+    return Machine(**vars(rates) | {"cold": cold}, **here(), ways=ways, busy=watch.seen(),
+                   pace=pace_of([rates, *ways.values()], pace))
+
+
+def pace_of(measured: Iterable[Rates], sampled: Pace) -> float:
+    """The pace of rates: what they say of its product, which was timed among all else, or, where they do not know it,
+    what was sampled."""
+    for rates in measured:
+        if PACE_KERNEL in rates.coefficients: return rates.seconds(PACE_KERNEL, **PACE_SIZES)
+    return sampled.seconds
 
 
 def by_calls(catalogue: Catalogue, names: Collection[str], plan: Effort, numbers: Numbers,
@@ -380,4 +389,5 @@ def calibrate_more(catalogue: Catalogue, names: Collection[str], way: str = FROM
         seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
         rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
     pace.sample()
-    return Machine(**vars(rates), **here(), ways=ways, busy=watch.seen(), pace=pace.seconds)
+    return Machine(**vars(rates), **here(), ways=ways, busy=watch.seen(),
+                   pace=pace_of([rates, *ways.values()], pace))

@@ -23,7 +23,7 @@ from formats.machine.predictor import Correction
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue
 from formats.machine.switches import switched_off
 
-FEATURES_VERSION = 13                                       # of the features: other files are calibrated anew
+FEATURES_VERSION = 14                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                              # inside a run: each worker at a group of its own, or all at one
 FROM_PYTHON = "called"                                      # outside a run

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                # of the clock of /proc/stat, 10 ms each: fewer say too little
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
-PACE_SHAPES = (128, 512), (1, 2048)                         # rows, sides of a weight: one in the caches, one in memory
+PACE_KERNEL = "linear.dense"
+PACE_SIZES = {"T": 128, "n": 512, "p": 512}                 # in the caches: what comes from memory varies by the pages
+                                                            # that a process happens to have, too
 PACE_SECONDS = 0.2                                          # of looking how fast the machine is now
-STEADY = 0.1                                                # a factor nearer to 1 says nothing: timings vary by so much
+STEADY = 1.6                                                # a smaller factor says nothing of the next minute: a shared
+                                                            # EPYC takes 0.8 to 1.5 times as long from second to second
 
 
 class Sign(NamedTuple):
@@ -169,26 +172,26 @@ def watched() -> Watch:
 
 
 class Pace:
-    """How fast the machine is: seconds of two products, timed at every `sample` as the calls of a calibration are."""
+    """How fast the machine is: seconds of a product, timed at every `sample` as the calls of a calibration are."""
 
     def __init__(self) -> None:
         import numpy as np
 
         from formats import FORMATS
-        self.calls: list[Callable[[], object]] = [
-            partial(FORMATS["dense"].pack(np.ones((side, side), np.float32)).matmul, np.ones((rows, side), np.float32),
-                    out=np.empty((rows, side), np.float32)) for rows, side in PACE_SHAPES]
-        self.taken: list[list[float]] = [[] for _ in self.calls]
+        rows, inner, columns = PACE_SIZES.values()
+        weight = FORMATS["dense"].pack(np.ones((inner, columns), np.float32))
+        self.call = partial(weight.matmul, np.ones((rows, inner), np.float32),
+                            out=np.empty((rows, columns), np.float32))
+        self.taken: list[float] = []
 
     def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
-        """Both again and again within so many seconds, once at least."""
-        for call, taken in zip(self.calls, self.taken, strict=True):
-            taken += timed(call, seconds / len(self.calls), 1, sys.maxsize)
+        """The product again and again within so many seconds, once at least."""
+        self.taken += timed(self.call, seconds, 1, sys.maxsize)
 
     @property
     def seconds(self) -> float:
-        """The mean of both; of all samples the lower quartile counts, as of a calibration's calls."""
-        return geometric_mean(sorted(taken)[len(taken) // 4] for taken in self.taken)
+        """The lower quartile of all samples, as of a calibration's calls."""
+        return sorted(self.taken)[len(self.taken) // 4]
 
 
 @cache
@@ -203,4 +206,4 @@ def drift(then: float) -> float:
     """What prices that were measured at some pace are to be multiplied by now; 1 where the difference says nothing, or
     nobody knows that pace."""
     factor = pace_now() / then if then else 1.0
-    return factor if abs(factor - 1) > STEADY else 1.0
+    return factor if max(factor, 1 / factor) > STEADY else 1.0

@@ -1,6 +1,7 @@
 """benchmarks/all.py: its table, its page, and what becomes of a benchmark that fails or does not end. What runs here
 are stand-ins."""
 import argparse
+import json
 import os
 import shlex
 import signal
@@ -141,6 +142,43 @@ def test_figures_with_bars_come_first():
     assert len(found) == every.ROWS and found[0][1] == "judged"
 
 
+# ---- what the pages show
+
+@pytest.fixture
+def published(run, monkeypatch, tmp_path):
+    """Runs `all.py --publish` with stand-ins, beside the measurements of before: status, what is there in the end."""
+    script = "import sys\nfrom pathlib import Path\nPath(sys.argv[-1]).write_text('engine\\n')\n"
+    (tmp_path / "good.py").write_text(script)
+    (tmp_path / "pages.py").write_text(
+        f"def pages(place): return {{{str(tmp_path / 'page')!r}: (place / 'good.csv').read_text()}}")
+    (there := tmp_path / "measured").mkdir()
+    (there / "about.json").write_text("before")
+    monkeypatch.setattr(every, "MEASURED", there)
+    monkeypatch.setattr(every, "PAGES", tmp_path / "pages.py")
+
+    def publish(*names):
+        monkeypatch.setattr(every, "PUBLISHED", {name: Benchmark("", 0, "", 5.0, "?") for name in names})
+        monkeypatch.setattr(sys, "argv", ["all.py", "--publish", "--out", str(tmp_path / "out")])
+        return every.main(), {file.name: file.read_text() for file in there.iterdir()}, (tmp_path / "page").exists()
+    return publish
+
+
+def test_what_is_published_is_kept_with_its_version_and_machine(published):
+    status, kept, made = published("good")
+    assert status == 0 and made and kept["good.csv"] == "engine\n"
+    assert json.loads(kept["about.json"]) == {"processor": "a processor: AVX", "threads": "2",
+                                              "version": every.version()}
+
+
+def test_what_fails_is_not_published_nor_what_was_measured_before_it(published):
+    assert published("good", "fails") == (1, {"about.json": "before"}, False)
+
+
+def test_pages_that_cannot_be_made_change_nothing(published):
+    with pytest.raises(FileNotFoundError): published()
+    assert published("fails")[1:] == ({"about.json": "before"}, False)
+
+
 # ---- the table
 
 def test_every_benchmark_is_in_the_table_or_stands_apart():
@@ -153,8 +191,12 @@ def test_a_quick_run_fits_into_ten_minutes():
     assert all(0 < each.seconds <= each.at_length and each.answers.endswith("?") for each in BENCHMARKS.values())
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_its_arguments_are_options_that_there_are(name, monkeypatch):
+ARGUMENTS = [(name, text) for table in (BENCHMARKS, every.PUBLISHED) for name, each in table.items()
+             for text in (each.quick, each.full)]
+
+
+@pytest.mark.parametrize("name, text", ARGUMENTS)
+def test_its_arguments_are_options_that_there_are(name, text, monkeypatch, tmp_path):
     """Each benchmark's own parser reads them, and nothing is run."""
     class Read(Exception): pass
 
@@ -163,11 +205,10 @@ def test_its_arguments_are_options_that_there_are(name, monkeypatch):
         raise Read
     monkeypatch.setattr(command.Parser, "parse_args", read)
     module = __import__(name) if name != "hostile" else loaded(HERE / "hostile.py")
-    for text in (BENCHMARKS[name].quick, BENCHMARKS[name].full):
-        if not every.DATA.is_dir() and "{data}" in text: continue
-        words = [*shlex.split(text.replace("{data}", str(every.DATA))), "--csv", "x.csv", "--figures", "x.json"]
-        with pytest.raises(Read):
-            (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
+    data, kept = every.DATA if every.DATA.is_dir() else tmp_path, tmp_path
+    words = [*shlex.split(text.format(data=data, kept=kept)), "--csv", "x.csv", "--figures", "x.json"]
+    with pytest.raises(Read):
+        (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
 
 
 def loaded(file):
