@@ -70,7 +70,7 @@ class Room:
         raise InputError(f"opmatrix {COMMANDS[name]}: status {status}: {said[-400:]}")
 
     def files(self) -> set[str]:
-        """Every path below, without what lies in a whole directory of a program."""
+        """Every path below."""
         return {str(path.relative_to(self.place)) for path in self.place.rglob("*")}
 
 
