@@ -31,7 +31,6 @@ COMMANDS = {
     "run": "run program --json next.json the",
     "evaluate": "evaluate model program --pairs pairs.csv --json scores.json",
     "explain": "explain program --json told.json",
-    "report": "report program --out report.html",
     "profile": "profile program --tokens 4 --json steps.json",
     "verify": "verify program --json checks.json",
     "spectrum": "spectrum model --json spectra.json",

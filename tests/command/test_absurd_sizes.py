@@ -1,0 +1,13 @@
+"""Sizes that nobody has, of those that tests/absurd_sizes.py draws: a line, and no fault."""
+import json
+
+import pytest
+from absurd_sizes import COMMANDS, CONFIG, outcome
+
+
+@pytest.mark.parametrize("command, option", [
+    ("optimize", f"--tokens={2 ** 63}"), ("launch", f"--tokens={10 ** 30}"), ("launch", f"--batch={2 ** 31}"),
+    ("plan", f"--batch={10 ** 30}")])
+def test_a_size_that_nobody_has_is_a_line(tmp_path, command, option):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert outcome([command, *COMMANDS[command], option], tmp_path) == ""
