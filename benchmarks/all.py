@@ -106,7 +106,7 @@ PUBLISHED = {
                         "--rounds 5 --no-spearman --engines opmatrix,onnxruntime,openvino", 2400,
                         "How fast is a whole model beside ONNX Runtime and OpenVINO?")}
 MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
-APART = {"kills": "kills each of fourteen commands thirty times, and runs it again each time",
+APART = {"kills": "kills each of fifteen commands thirty times, and runs it again each time",
          "report": "runs `opmatrix optimize` twice, for what --publish shows",
          "paired": "holds two commits against each other",
          "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",

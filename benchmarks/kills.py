@@ -31,6 +31,7 @@ COMMANDS = {
     "run": "run program --json next.json the",
     "evaluate": "evaluate model program --pairs pairs.csv --json scores.json",
     "explain": "explain program --json told.json",
+    "report": "report program --out report.html",
     "profile": "profile program --tokens 4 --json steps.json",
     "verify": "verify program --json checks.json",
     "spectrum": "spectrum model --json spectra.json",
@@ -82,45 +83,44 @@ def main() -> None:
     named("only", given.only, COMMANDS)
     takes(len(given.only) * (10 + 4 * given.count))
     rows = []
-    for name in given.only:
-        rows.append(killed(name, given.count, random.Random(f"{given.seed} {name}")))
-        say(f"{name}: {rows[-1]}")
-        tabled(given.csv, [COLUMNS, *rows])
+    with tempfile.TemporaryDirectory() as place:
+        room = furnished(Path(place))
+        for name in given.only:
+            rows.append(killed(name, room, given.count, random.Random(f"{given.seed} {name}")))
+            say(f"{name}: {rows[-1]}")
+            tabled(given.csv, [COLUMNS, *rows])
     print(table([[str(cell) for cell in row] for row in rows], list(COLUMNS)))
     kills = sum(row[1] for row in rows)
     concluded(given, [Figure(f"{what} left by {kills} kills", sum(row[at] for row in rows), most=0)
                       for at, what in ((2, "processes"), (3, "files"))])
 
 
-def killed(name: str, count: int, rng: random.Random) -> list[object]:
+def killed(name: str, room: Room, count: int, rng: random.Random) -> list[object]:
     """The row of a command."""
-    with tempfile.TemporaryDirectory() as place:
-        room = furnished(Path(place))
-        room.finish(name)                                   # which also fills the cache
-        begun = time.monotonic()
-        room.finish(name)
-        most, usual = min(time.monotonic() - begun, LONGEST), room.files()
-        processes, left = 0, list[str]()
-        for number in range(count):
-            for each in outputs(name, room): remove(each)
-            processes += outlived(room.start(name), rng.uniform(0, most), (signal.SIGTERM, signal.SIGKILL)[number % 2])
-            age(room, usual)
-            said = room.finish(name)
-            left += [path for path in sorted(room.files() - usual) if Path(path).name not in said]
-        return [name, count, processes, len(left), " ".join(sorted(set(left)))[:200]]
+    room.finish(name)                                       # which also fills the cache
+    begun = time.monotonic()
+    room.finish(name)
+    most, usual = min(time.monotonic() - begun, LONGEST), room.files()
+    processes, left = 0, list[str]()
+    for number in range(count):
+        for each in outputs(name, room): remove(each)
+        processes += outlived(room.start(name), rng.uniform(0, most), (signal.SIGTERM, signal.SIGKILL)[number % 2])
+        age(room, usual)
+        said = room.finish(name)
+        left += [path for path in sorted(room.files() - usual) if Path(path).name not in said]
+    for each in outputs(name, room): remove(each)
+    return [name, count, processes, len(left), " ".join(sorted(set(left)))[:200]]
 
 
 def furnished(place: Path) -> Room:
-    """A room with a small model, a program of it, and texts."""
-    from programs import bert_program
+    """A room with a small model, its program, and texts."""
     room = Room(place)
     for each in ("work", "tmp", "cache"): (place / each).mkdir()
     checkpoints.write(room.work / "model")
-    tokenizer = (room.work / "model" / "tokenizer.json").read_text()
-    bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG), tokenizer=tokenizer).save(
-        room.work / "program")
     (room.work / "lines.txt").write_text("the bank of the river\n" * 2000)
     (room.work / "pairs.csv").write_text("sentence1,sentence2,score\n" + "the bank,a river,2\nthe river,the,3\n" * 20)
+    room.finish("optimize")
+    (room.work / "found.opmatrix").rename(room.work / "program")
     return room
 
 

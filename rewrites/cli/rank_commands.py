@@ -147,8 +147,8 @@ def launch_model(
     sequence: options.CutNorms = False,
     vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
-    batch: Annotated[int, typer.Option(min=1, max=options.MOST_ROWS, help="sequences, of drawn tokens")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, max=options.MOST_ROWS, help="of each sequence")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=options.MOST_TOKENS, help="sequences, of drawn tokens")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, max=options.MOST_TOKENS, help="of each sequence")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
     decode: Annotated[bool, typer.Option("--decode", help="a step makes the next token of each sequence, over caches "
                                                           "of keys and values on the ranks")] = False,
