@@ -39,8 +39,8 @@ COMMANDS = {
     "laws": "laws --json laws.json",
     "doctor": "doctor --json machine.json",
     "calibrate": "calibrate --json measured.json",
-    "partition": "partition model --tp 2 --batch 2 --tokens 8 --machine A100 --json parts.json",
-    "launch": "launch model --ranks 2 --tp 2 --tokens 4 --sentences 2"}
+    "partition": "partition model --tp 2 --batch 2 --tokens 8 --machine A100",
+    "launch": "launch model --ranks 2 --tp 2 --tokens 4 --batch 2"}
 PATIENCE, OLD = 10.0, 7200.0                                # seconds for children to end; of age
 LONGEST = 15.0                                              # seconds into a command, at most, that it is killed
 COLUMNS = "command", "kills", "processes", "files", "left"

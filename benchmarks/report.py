@@ -4,6 +4,7 @@ second one finds in the cache.
     python benchmarks/report.py [--models minilm,smollm2] [--keep DIR] [--csv OUT]
 
 --keep DIR keeps what the second run of each model printed, and its report: MODEL.txt, MODEL.json."""
+import json
 import os
 import subprocess
 import sys
@@ -72,14 +73,14 @@ def optimized(model: str, number: int) -> Run:
 
 
 def keep(run: Run, place: Path) -> None:
-    """Writes what a run printed, and its report, without the path of what it saved."""
-    with replacing(place / f"{run.model}.txt") as raw: raw.write(run.printed.encode())
-    with replacing(place / f"{run.model}.json") as raw: raw.write(drawn(run.report))
+    """Writes what a run printed, and the programs of its report."""
+    name = Path(run.model).name                             # of a model, or of the directory of a checkpoint
+    with replacing(place / f"{name}.txt") as raw: raw.write(run.printed.encode())
+    with replacing(place / f"{name}.json") as raw: raw.write(drawn(run.report))
 
 
 def drawn(report: dict[str, Any]) -> bytes:
     """The part of a report that pictures and tables are made of, as JSON."""
-    import json
     kept = {key: report[key] for key in ("model", "machine", "workload", "busy", "chosen") if key in report}
     fields = "name", "predicted_s", "measured_s", "predicted_bytes", "measured_bytes", "measured_error"
     points = lambda found: {key: found[key] for key in fields if key in found}

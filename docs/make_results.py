@@ -48,6 +48,11 @@ class Measured:
         return dict(json.loads(self.text("minilm.json")))
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """The program of it that was chosen."""
+        return dict(self.report["front"][self.report["chosen"]])
+
+    @property
     def printed(self) -> str:
         """The text of `opmatrix optimize minilm`."""
         return self.text("minilm.txt").strip("\n")
@@ -90,8 +95,7 @@ def machine(measured: Measured) -> str:
 
 def gain(measured: Measured) -> str:
     """A sentence on the chosen program beside the imported one."""
-    found = measured.report
-    chosen, before = found["front"][found["chosen"]], found["baseline"]
+    chosen, before = measured.chosen, measured.report["baseline"]
     return fill(
             f"MiniLM there answers a sentence of 128 tokens in {1e3 * chosen['measured_s']:.1f} ms and "
             f"{chosen['measured_bytes'] / 1e6:.0f} MB, where the imported model takes "
@@ -109,13 +113,9 @@ def fastest(measured: Measured, number: str, workload: str, ours: bool) -> dict[
 
 def peers(measured: Measured) -> str:
     """The README's table: one shape, and texts."""
-    report = measured.report
-    rows = []
-    for number in TYPES:
-        cells = [number]
-        for workload in (README_SHAPE, "file"): cells += [cell(measured, number, workload, ours) for ours in (1, 0)]
-        rows.append(cells)
-    chosen = report["front"][report["chosen"]]
+    rows = [[number, *(cell(measured, number, workload, ours) for workload in (README_SHAPE, "file")
+                       for ours in (True, False))] for number in TYPES]
+    chosen = measured.chosen
     within = f"{1e3 * chosen['measured_s']:.3g} ({100 * chosen['measured_error']:.2g} %)"
     rows.append(["chosen within 2 %", within, "", "", ""])
     return markdown(["", "1 x 128 tokens, ms (error)", "fastest peer", f"{EACH}, ms (error)", "fastest peer"], rows)
@@ -131,9 +131,9 @@ def speed(measured: Measured) -> str:
     return markdown(["", *(EACH if each == "file" else each for each in shown)], rows)
 
 
-def cell(measured: Measured, number: str, workload: str, ours: object, named: bool = False) -> str:
+def cell(measured: Measured, number: str, workload: str, ours: bool, named: bool = False) -> str:
     """Milliseconds, the error, and by whom."""
-    row = fastest(measured, number, workload, bool(ours))
+    row = fastest(measured, number, workload, ours)
     if row is None: return ""
     error = float(row["error"])
     shown = f"{100 * error:.2g} %" if error > SMALL else f"{error:.0e}"

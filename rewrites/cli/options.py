@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-MOST_TOKENS = 2 ** 31 - 1                                     # of a batch: indices of rows have 32 bits
+LARGEST_BATCH = 2 ** 31 - 1                                 # tokens: indices of rows have 32 bits
 
 # ---- of several commands
 
@@ -52,7 +52,7 @@ Goals = Annotated[list[str] | None, typer.Option(
 Memory = Annotated[float | None, typer.Option(help="megabytes, stored and working together")]
 Text = Annotated[Path | None, typer.Option(
     help="a file of lines: of every four one fits, one chooses, two state the error")]
-Tokens = Annotated[int | None, typer.Option(max=MOST_TOKENS, help="the workload: one sentence of so many tokens")]
+Tokens = Annotated[int | None, typer.Option(max=LARGEST_BATCH, help="the workload: one sentence of so many tokens")]
 WorkloadText = Annotated[str | None, typer.Option(
     metavar="FILE|SHARES|REQUEST", help="the workload instead: texts, one a line, in batches as `embed` makes them; "
                                         "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128; or text "

@@ -147,8 +147,8 @@ def launch_model(
     sequence: options.CutNorms = False,
     vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
-    batch: Annotated[int, typer.Option(min=1, max=options.MOST_TOKENS, help="sequences, of drawn tokens")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, max=options.MOST_TOKENS, help="of each sequence")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
     decode: Annotated[bool, typer.Option("--decode", help="a step makes the next token of each sequence, over caches "
                                                           "of keys and values on the ranks")] = False,
@@ -223,6 +223,8 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.launching.tallies import unlike_said
     from opmatrix.partitions.overview import describe_axes, shorten
     from rewrites.cli.partitions import name_of
+    if size[0] * size[1] > options.LARGEST_BATCH:
+        raise InputError(f"--batch {size[0]}, --tokens {size[1]}: at most {options.LARGEST_BATCH} tokens together")
     given = given_model(model)
     wide = size[0], size[1] + bool(asked["train"])          # each token's next is a target
     ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), wide)

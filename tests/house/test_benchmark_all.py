@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -20,9 +21,11 @@ sys.path.append(str(ROOT / "benchmarks"))
 from lib import command
 
 import all as every
+import kills
 from all import BENCHMARKS, Benchmark, Outcome
 
 from formats.core.errors import InputError
+from rewrites.cli.commands import app
 
 HERE = every.HERE
 WRITES = """import json, sys
@@ -211,6 +214,13 @@ def test_its_arguments_are_options_that_there_are(name, text, monkeypatch, tmp_p
         (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
 
 
+def test_the_commands_that_are_killed_have_the_options_that_they_are_given():
+    commands = typer.main.get_command(app).commands
+    for words in kills.COMMANDS.values():
+        name, *rest = words.split()
+        assert commands[name].make_context(name, rest)
+
+
 def loaded(file):
     """A module by its file: another one has its name."""
     from importlib.util import module_from_spec, spec_from_file_location
@@ -229,7 +239,8 @@ def test_the_list_runs_nothing(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("words, said", [(["--only", "god"], "--only god: gain"),
-                                         (["--out", __file__], f"--out {__file__}: it is no")])
+                                         (["--out", __file__], f"--out {__file__}: it is no"),
+                                         (["--quick", "--publish"], "not allowed with")])
 def test_bad_options_are_refused(words, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["all.py", *words])
     with pytest.raises(InputError, match=said): every.main()
