@@ -5,6 +5,15 @@ import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.epilogue import Epilogue
+from formats.format import Format
+from formats.masks import Mask
+from formats.pairs.balancedint8 import BalancedInt8
+from formats.pairs.blockint8 import BlockInt8
+from formats.pairs.lowrankint8 import LowRankInt8
+from formats.pairs.nmint8 import NMInt8
+from formats.pairs.q4_1int8 import Q4_1Int8
+from formats.pairs.q8_0int8 import Q8_0Int8
+from formats.stacked import Stacked, can_stack
 from formats.storage.bf16 import BF16
 from formats.storage.block import Block
 from formats.storage.csc import CSC
@@ -20,16 +29,6 @@ from formats.storage.q4_1 import Q4_1
 from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
 from formats.storage.vectorwise import VectorWise
-
-from .format import Format
-from .masks import Mask
-from .pairs.balancedint8 import BalancedInt8
-from .pairs.blockint8 import BlockInt8
-from .pairs.lowrankint8 import LowRankInt8
-from .pairs.nmint8 import NMInt8
-from .pairs.q4_1int8 import Q4_1Int8
-from .pairs.q8_0int8 import Q8_0Int8
-from .stacked import Stacked, can_stack
 
 __all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "Q8_0", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
            "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",

@@ -45,7 +45,7 @@ from formats.core.stage import SMALLEST
 if TYPE_CHECKING:
     import sympy
 
-    from .core.weighed import Spectrum
+    from formats.core.weighed import Spectrum
 
 DECLARED = ("fit", "pack", "unpack", "kernel")
 RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]

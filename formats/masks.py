@@ -175,7 +175,7 @@ class Mask:
                   out: NDArray[np.float32] | None = None, scale: float = 1.0) -> NDArray[np.float32]:
         """softmax(scale q kᵀ) v over what is seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h, e), heads shared as
         in `kernels.attention`; a query that sees nothing gives zeros. Blocks that are not there are never computed."""
-        from .kernels import attention_blocks
+        from formats.kernels import attention_blocks
         if (found := (len(q), len(k))) != self.shape:
             raise ValueError(f"{self!r}: given {found[0]} queries and {found[1]} keys")
         if out is None: out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import may_share_memory
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .sizes import Array, Expression, Size
+from formats.core.sizes import Array, Expression, Size
 
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .epilogue import Epilogue
+from formats.core.epilogue import Epilogue
 
 if TYPE_CHECKING:
     from formats.format import Format

@@ -5,17 +5,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .activation import COMPILED
-from .arrays import by_rows, separate
-from .choices import OneOf
-from .stage import CHOICES, DEFAULTS, ROW_FIELDS, VECTORS, bound, reference, stages_of
-from .stage import EPS as EPS
-from .stage import HUGE as HUGE
-from .stage import NORMS as NORMS
-from .stage import ROUGH_ERROR as ROUGH_ERROR
-from .stage import TINY as TINY
-from .stage import UNIT as UNIT
-from .stage import gamma as gamma
+from formats.core.activation import COMPILED
+from formats.core.arrays import by_rows, separate
+from formats.core.choices import OneOf
+from formats.core.stage import CHOICES, DEFAULTS, ROW_FIELDS, VECTORS, bound, reference, stages_of
+from formats.core.stage import EPS as EPS
+from formats.core.stage import HUGE as HUGE
+from formats.core.stage import NORMS as NORMS
+from formats.core.stage import ROUGH_ERROR as ROUGH_ERROR
+from formats.core.stage import TINY as TINY
+from formats.core.stage import UNIT as UNIT
+from formats.core.stage import gamma as gamma
 
 Operands: Any = make_dataclass("Operands", [(name, Any, field(default=value)) for name, value in DEFAULTS.items()],
                                frozen=True, eq=False, kw_only=True)

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .arrays import LINE
+from formats.core.arrays import LINE
 
 LARGE_PAGE = 1 << 21                                         # bytes
 

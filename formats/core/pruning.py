@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, FormatError
+from formats.core.arrays import Floats, FormatError
 
 
 def importance(W: Floats, scale: ArrayLike | None, where: str) -> NDArray[np.float64]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .activation import COMPILED, TIMED, Reals
-from .choices import Choice, OneOf, Range
+from formats.core.activation import COMPILED, TIMED, Reals
+from formats.core.choices import Choice, OneOf, Range
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)

@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from formats.core.errors import InputError
-
-from .files import open_regular, reason, replacing, shown
+from formats.disk.files import open_regular, reason, replacing, shown
 
 CACHE_VARIABLE = "OPMATRIX_CACHE"
 MAX_FILE_BYTES = 1 << 26                                     # bytes of a file that is kept

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.core.errors import InputError
-
-from .cache import guarded, location, make_directory, put, unkept
-from .locks import fcntl, wait_for_lock
+from formats.disk.cache import guarded, location, make_directory, put, unkept
+from formats.disk.locks import fcntl, wait_for_lock
 
 DAY = 86400.0                                                # seconds
 MONTH = 30 * DAY

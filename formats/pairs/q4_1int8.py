@@ -3,9 +3,8 @@ import numpy as np
 
 from formats.core.layout import unpanelled
 from formats.format import Format
+from formats.pairs.in_groups import InGroups
 from formats.storage.q4_1 import GROUP_INPUTS, Q4_1
-
-from .in_groups import InGroups
 
 
 class Q4_1Int8(InGroups, Format, structure=Q4_1):

@@ -1,8 +1,7 @@
 """Q8_0 where x is rounded to bytes, too."""
 from formats.format import Format
+from formats.pairs.in_groups import InGroups
 from formats.storage.q8_0 import Q8_0
-
-from .in_groups import InGroups
 
 
 class Q8_0Int8(InGroups, Format, structure=Q8_0):

@@ -9,8 +9,8 @@ from math import log
 from random import Random
 from time import perf_counter
 
-from . import greedy
-from .indexed import IndexedGraph
+from rewrites.extraction import greedy
+from rewrites.extraction.indexed import IndexedGraph
 
 MOVES = 500                                     # between two looks at the clock
 ROUND = 20_000                                  # moves between two repairs

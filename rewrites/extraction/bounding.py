@@ -15,11 +15,11 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from . import cuts, greedy, landmarks
-from .anneal import anneal
-from .exact import CoveringProgram
-from .indexed import IndexedGraph, find_components
-from .presolve import presolve
+from rewrites.extraction import cuts, greedy, landmarks
+from rewrites.extraction.anneal import anneal
+from rewrites.extraction.exact import CoveringProgram
+from rewrites.extraction.indexed import IndexedGraph, find_components
+from rewrites.extraction.presolve import presolve
 
 ANNEALED_NODES = 1000                           # nodes from which on annealing is worth its time
 ULP = 1e-9                                      # costs closer than this, relatively, are the same

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .indexed import IndexedGraph
-from .landmarks import bound_by_landmarks
+from rewrites.extraction.indexed import IndexedGraph
+from rewrites.extraction.landmarks import bound_by_landmarks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

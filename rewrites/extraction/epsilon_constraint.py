@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .problem import Extraction, Infeasible, Problem
-from .solve import extract
+from rewrites.extraction.problem import Extraction, Infeasible, Problem
+from rewrites.extraction.solve import extract
 
 
 def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .indexed import IndexedGraph, components
+from rewrites.extraction.indexed import IndexedGraph, components
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from .indexed import ClassChoice, IndexedGraph, bits, union
+from rewrites.extraction.indexed import ClassChoice, IndexedGraph, bits, union
 
 
 def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[ClassChoice, list[float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from .problem import Problem
+from rewrites.extraction.problem import Problem
 
 Criteria = tuple[float, ...]
 ClassChoice = dict[int, int]                         # class -> node

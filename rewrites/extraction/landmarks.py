@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
-from .indexed import IndexedGraph
+from rewrites.extraction.indexed import IndexedGraph
 
 
 class LandmarkBound(NamedTuple):

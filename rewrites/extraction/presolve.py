@@ -16,8 +16,8 @@ from operator import add as plus
 from operator import le
 from time import perf_counter
 
-from . import greedy
-from .indexed import IndexedGraph, bits, components, union
+from rewrites.extraction import greedy
+from rewrites.extraction.indexed import IndexedGraph, bits, components, union
 
 
 def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | None:

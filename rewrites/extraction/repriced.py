@@ -9,10 +9,10 @@ from operator import mul
 from time import perf_counter
 from typing import NamedTuple
 
-from .indexed import Criteria, index
-from .presolve import presolve, prune
-from .problem import Infeasible, Node, Problem, check_problem, order
-from .solve import choose_nodes, find_leaves, solve
+from rewrites.extraction.indexed import Criteria, index
+from rewrites.extraction.presolve import presolve, prune
+from rewrites.extraction.problem import Infeasible, Node, Problem, check_problem, order
+from rewrites.extraction.solve import choose_nodes, find_leaves, solve
 
 
 class PricedProgram(NamedTuple):

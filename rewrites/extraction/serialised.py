@@ -8,8 +8,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import MAX_TEXT_BYTES, read_json
-
-from .problem import Node, Problem
+from rewrites.extraction.problem import Node, Problem
 
 COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant
                                                            # by none

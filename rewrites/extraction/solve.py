@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from math import inf
 from time import perf_counter
 
-from . import greedy, landmarks
-from .bounding import Found, optimise
-from .indexed import Criteria, IndexedGraph, index
-from .presolve import presolve, prune
-from .problem import Extraction, Infeasible, Node, Problem, check_problem, order
+from rewrites.extraction import greedy, landmarks
+from rewrites.extraction.bounding import Found, optimise
+from rewrites.extraction.indexed import Criteria, IndexedGraph, index
+from rewrites.extraction.presolve import presolve, prune
+from rewrites.extraction.problem import Extraction, Infeasible, Node, Problem, check_problem, order
 
 
 def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,

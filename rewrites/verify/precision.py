@@ -11,9 +11,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.batch import Batch
 from opmatrix.program import Program
 from rewrites.lower.float32_range import check_finite, list_arrays, max_magnitude
-
-from .differences import difference
-from .routed import Reference
+from rewrites.verify.differences import difference
+from rewrites.verify.routed import Reference
 
 LOST = 0.01                                                 # relative; ordinary models round by a millionth
 LOSES_ONE = 2.0 ** 24                                       # beside such a number float32 loses those below 1

@@ -11,10 +11,9 @@ from functools import cached_property
 from threading import RLock
 from typing import Any, Self, TypeVar
 
+from formats.kernels.engine import objects
+from formats.kernels.engine.native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 from formats.kernels.frozen import closure, sources
-
-from . import objects
-from .native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
@@ -128,7 +127,7 @@ def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str
             yield each.name, time.perf_counter() - begun
             begun = time.perf_counter()
     if not missing: return
-    from .compiler import compile_each
+    from formats.kernels.engine.compiler import compile_each
     if others:
         near = {each.module for each in missing} | {f"{HOME}.{each}" for each in COMMON}
         missing += [each for each in FUNCTIONS.values() if each.module in near and each not in missing

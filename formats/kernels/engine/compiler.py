@@ -27,12 +27,11 @@ from formats.disk.cache import say, why
 from formats.disk.files import shown
 from formats.disk.locks import taking
 from formats.disk.own_python import child_of_module
+from formats.kernels.engine import objects
+from formats.kernels.engine.compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function
+from formats.kernels.engine.from_text import TextKernel, hand_over, take_over
+from formats.kernels.engine.native import COMPILES, FEATURES, NAME, cfunc, llvm
 from formats.machine.host import Host
-
-from . import objects
-from .compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function
-from .from_text import TextKernel, hand_over, take_over
-from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
 TEXTS = "texts.json"                                         # among claims: what kernels without a module say
 LINES = 30                                                   # of what a process said before it failed

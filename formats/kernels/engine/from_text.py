@@ -5,9 +5,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from formats.kernels.engine.compiled import Function, Kernel, digest_code
 from formats.kernels.frozen import sources
-
-from .compiled import Function, Kernel, digest_code
 
 PREFIX = "term-"                                            # of their names; a digest of the text follows
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .compiled import FUNCTIONS, Kernel, provide
-from .pool import POOL
+from formats.kernels.engine.compiled import FUNCTIONS, Kernel, provide
+from formats.kernels.engine.pool import POOL
 
 if TYPE_CHECKING:
-    from .replay import Recording
+    from formats.kernels.engine.replay import Recording
     Words = array[int]
 else: Words = array                                         # before Python 3.12 it says no type of what it holds
 Record = np.ndarray | Words                                 # of arguments: an array of one, or plain words

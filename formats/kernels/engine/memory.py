@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .native import FEATURES, Context, Intrinsic, Signature, Typing, Values, carray, intrinsic, ir, njit, types
+from formats.kernels.engine.native import (
+    FEATURES,
+    Context,
+    Intrinsic,
+    Signature,
+    Typing,
+    Values,
+    carray,
+    intrinsic,
+    ir,
+    njit,
+    types,
+)
 
 # float16 by an instruction
 WIDENS = "+f16c" in FEATURES.split(",") or platform.machine().lower() in ("aarch64", "arm64")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from .processor import FEATURES, NAME
+from formats.kernels.engine.processor import FEATURES, NAME
 
 COMPILES = "OPMATRIX_COMPILES" in os.environ
 

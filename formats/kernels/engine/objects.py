@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from formats.core.errors import InputError
 from formats.disk.cache import Distrusted, Unreadable, guarded, location, make_directory, put, recall, say, unkept
 from formats.disk.holdings import CODE, ENTRY_KINDS, TERM_CODE, evict_oldest, list_entries, using
-
-from . import elf
-from .processor import FEATURES, NAME, release
+from formats.kernels.engine import elf
+from formats.kernels.engine.processor import FEATURES, NAME, release
 
 if TYPE_CHECKING:
     import tempfile

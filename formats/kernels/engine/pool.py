@@ -14,9 +14,20 @@ from threading import RLock, Thread
 
 import numpy as np
 
-from .compiled import HELPER, Function, calling
-from .memory import WORD, call
-from .native import Context, Intrinsic, Signature, Typing, Values, get_or_insert_function, intrinsic, ir, njit, types
+from formats.kernels.engine.compiled import HELPER, Function, calling
+from formats.kernels.engine.memory import WORD, call
+from formats.kernels.engine.native import (
+    Context,
+    Intrinsic,
+    Signature,
+    Typing,
+    Values,
+    get_or_insert_function,
+    intrinsic,
+    ir,
+    njit,
+    types,
+)
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152

@@ -1,10 +1,9 @@
 """Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
 from collections.abc import Callable
 
+from formats.kernels.engine.compiled import Function
+from formats.kernels.engine.native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 from formats.kernels.simd.vectors import FLOAT, LANES, MANY_REGISTERS
-
-from .compiled import Function
-from .native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 
 CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: no sum waits for the one before
 LONG_VECTOR = ir.VectorType(FLOAT, CHAINS)

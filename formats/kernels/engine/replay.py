@@ -11,14 +11,24 @@ from typing import TypeVar
 
 import numpy as np
 
+from formats.kernels.engine.compiled import HELPER, Function, Kernel, calling
+from formats.kernels.engine.launch import (
+    ARENA,
+    RECORDING,
+    ROOM,
+    ROOM_START,
+    ROOM_STEP,
+    Launch,
+    Record,
+    address,
+    filled,
+    words,
+)
+from formats.kernels.engine.memory import call, longs, record
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.objects import find_c_function
+from formats.kernels.engine.pool import POOL, finish, publish
 from formats.machine.threads import FIXED
-
-from .compiled import HELPER, Function, Kernel, calling
-from .launch import ARENA, RECORDING, ROOM, ROOM_START, ROOM_STEP, Launch, Record, address, filled, words
-from .memory import call, longs, record
-from .native import njit
-from .objects import find_c_function
-from .pool import POOL, finish, publish
 
 # words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which
 # words it is

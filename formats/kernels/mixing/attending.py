@@ -15,6 +15,23 @@ from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, laun
 from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
+from formats.kernels.mixing.biased import BY_DISTANCE, LOG2_E, begin_line, lay_lines, strip_bytes, table_of
+from formats.kernels.mixing.heads import (
+    EVERY,
+    KEYS,
+    PLACES,
+    Layout,
+    Reach,
+    blank,
+    check_heads,
+    check_scale,
+    clipped,
+    copy_rows,
+    heads_of,
+    sequences,
+    served,
+)
+from formats.kernels.mixing.masked import neighbours
 from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, keep, larger
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
@@ -30,24 +47,6 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 from formats.machine.threads import threads
-
-from .biased import BY_DISTANCE, LOG2_E, begin_line, lay_lines, strip_bytes, table_of
-from .heads import (
-    EVERY,
-    KEYS,
-    PLACES,
-    Layout,
-    Reach,
-    blank,
-    check_heads,
-    check_scale,
-    clipped,
-    copy_rows,
-    heads_of,
-    sequences,
-    served,
-)
-from .masked import neighbours
 
 if TYPE_CHECKING:
     from formats.masks import Mask

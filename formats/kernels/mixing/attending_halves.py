@@ -9,17 +9,7 @@ from numpy.typing import ArrayLike
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import intrinsic, ir, njit
-from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
-from formats.kernels.products.tiles import attended_pairs
-from formats.kernels.products.transposing import turn_in, turn_out
-from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
-from formats.kernels.simd.arithmetic import VECTOR16, get, keep
-from formats.kernels.simd.maths import ONE, nearest_power
-from formats.kernels.simd.vectors import VECTOR, closed, turn, zeros
-from formats.kernels.simd.words import words_of
-from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
-
-from .attending import (
+from formats.kernels.mixing.attending import (
     ATTEND,
     LINE,
     LOWEST,
@@ -31,8 +21,17 @@ from .attending import (
     highest_lines,
     run_attention,
 )
-from .biased import LOG2_E, add_lines, lay_lines
-from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
+from formats.kernels.mixing.biased import LOG2_E, add_lines, lay_lines
+from formats.kernels.mixing.heads import EVERY, KEYS, Layout, Reach, blank, check_heads
+from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
+from formats.kernels.products.tiles import attended_pairs
+from formats.kernels.products.transposing import turn_in, turn_out
+from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
+from formats.kernels.simd.arithmetic import VECTOR16, get, keep
+from formats.kernels.simd.maths import ONE, nearest_power
+from formats.kernels.simd.vectors import VECTOR, closed, turn, zeros
+from formats.kernels.simd.words import words_of
+from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
 
 f4 = np.float32
 # (2^r - 1) / r on |r| <= 1 / 2 to 2^-13, of which bfloat16 keeps 2^-9

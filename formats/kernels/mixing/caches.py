@@ -18,13 +18,9 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import longs, record, shorts
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.rounding import keep_halves
-from formats.kernels.simd.arithmetic import get
-from formats.machine.threads import threads
-
-from .attending import LINE, PIECES, QUERIES
-from .biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
-from .chunks import (
+from formats.kernels.mixing.attending import LINE, PIECES, QUERIES
+from formats.kernels.mixing.biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
+from formats.kernels.mixing.chunks import (
     CHUNK,
     STRANDS,
     Unit,
@@ -34,8 +30,20 @@ from .chunks import (
     share_sums,
     turn_queries,
 )
-from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
-from .key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
+from formats.kernels.mixing.heads import (
+    PLACES,
+    Layout,
+    check_heads,
+    check_scale,
+    copy_rows,
+    heads_of,
+    sequences,
+    served,
+)
+from formats.kernels.mixing.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
+from formats.kernels.products.rounding import keep_halves
+from formats.kernels.simd.arithmetic import get
+from formats.machine.threads import threads
 
 __all__ = ["append", "attention_cached"]
 

@@ -15,13 +15,12 @@ from formats.kernels.engine.launch import ROOM, address, launch, make_record, wo
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
+from formats.kernels.mixing.biased import BY_DISTANCE, column_of, table_of
 from formats.kernels.products.gemm import gemm, multiply
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import exponentials, largest
 from formats.kernels.simd.vectors import turn
 from formats.machine.threads import threads
-
-from .biased import BY_DISTANCE, column_of, table_of
 
 __all__ = ["scores", "softmax", "values"]
 

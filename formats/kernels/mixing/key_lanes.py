@@ -6,6 +6,7 @@ import numpy as np
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import extended, floats, shorts
 from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.mixing.attending import HIDDEN, LINE, carry
 from formats.kernels.products.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, highest, keep, larger, sum_lanes
 from formats.kernels.simd.maths import exp2
@@ -24,8 +25,6 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 from formats.kernels.simd.words import SHORT, WORDS, words_of
-
-from .attending import HIDDEN, LINE, carry
 
 PAGE = 16                                                    # rows of a page
 KEYS_AT_ONCE = 128                                           # keys that queries meet at once

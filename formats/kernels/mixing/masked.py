@@ -7,13 +7,23 @@ from formats.kernels.engine.launch import ROOM, address, launch, make_record, wo
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
+from formats.kernels.mixing.heads import (
+    KEYS,
+    PLACES,
+    QUERIES,
+    blank,
+    check_heads,
+    check_scale,
+    copy_rows,
+    heads_of,
+    scores_of,
+    served,
+)
 from formats.kernels.products.gemm import gemm, multiply
 from formats.kernels.products.linear import typed
 from formats.kernels.simd.maths import exponentials, fade, largest
 from formats.kernels.simd.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
 from formats.machine.threads import threads
-
-from .heads import KEYS, PLACES, QUERIES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
 
 __all__ = ["attention_blocks"]
 __borders__ = QUERIES, KEYS

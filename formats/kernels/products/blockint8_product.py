@@ -14,6 +14,20 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, ints_at, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
+from formats.kernels.products.linear import (
+    ENOUGH,
+    LINEAR,
+    MAX_ITEM_ROWS,
+    check_product,
+    linear_stages,
+    split_work,
+    tile,
+    typed,
+)
+from formats.kernels.products.narrow_matrix import BAND as MATRIX_BAND
+from formats.kernels.products.narrow_vectors import BAND, by_panels, round_rows, scales_at
+from formats.kernels.products.rounding import as_words
+from formats.kernels.products.tiles import emit_loop, joined_sums, offset_by, settle_sums
 from formats.kernels.rows.following import epilogue_record
 from formats.kernels.simd.arithmetic import VECTOR16, get, keep
 from formats.kernels.simd.vectors import (
@@ -29,12 +43,6 @@ from formats.kernels.simd.vectors import (
 )
 from formats.kernels.simd.words import WORDS, add_fours, everywhere
 from formats.machine.threads import threads
-
-from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, split_work, tile, typed
-from .narrow_matrix import BAND as MATRIX_BAND
-from .narrow_vectors import BAND, by_panels, round_rows, scales_at
-from .rounding import as_words
-from .tiles import emit_loop, joined_sums, offset_by, settle_sums
 
 __all__ = ["product_byte_blocks"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND

@@ -6,9 +6,8 @@ from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import record
 from formats.kernels.mixing.heads import check_heads, heads_of
+from formats.kernels.products.gemm import TILE_ROWS, gemm, multiply
 from formats.machine.threads import threads
-
-from .gemm import TILE_ROWS, gemm, multiply
 
 __all__ = ["headwise"]
 __borders__ = (TILE_ROWS,)

@@ -6,10 +6,9 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
+from formats.kernels.products.csr_nm import SPARSE, STRIP, launch_sparse
+from formats.kernels.products.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 from formats.kernels.simd.vectors import add_outer, fetch, store_tile, zeros
-
-from .csr_nm import SPARSE, STRIP, launch_sparse
-from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 
 __all__ = ["product_csc"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP

@@ -15,6 +15,9 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, make_re
 from formats.kernels.engine.memory import call, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
+from formats.kernels.products.gemm import gemm
+from formats.kernels.products.linear import LINEAR, MAX_ITEM_ROWS
+from formats.kernels.products.own_kernels import OWN_FIELDS, MatrixStack, find_own
 from formats.kernels.rows.following import EPILOGUE, epilogue_record
 from formats.kernels.rows.routed_rows import (
     ROUTED,
@@ -26,10 +29,6 @@ from formats.kernels.rows.routed_rows import (
     sum_parts,
 )
 from formats.machine.threads import threads
-
-from .gemm import gemm
-from .linear import LINEAR, MAX_ITEM_ROWS
-from .own_kernels import OWN_FIELDS, MatrixStack, find_own
 
 __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)

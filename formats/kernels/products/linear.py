@@ -13,10 +13,9 @@ from formats.kernels.engine.launch import ROOM, Launch, Record, address, filled,
 from formats.kernels.engine.memory import floats, record, shorts, widen
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
+from formats.kernels.products.gemm import TILE_ROWS, gemm, multiply
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.machine.threads import threads
-
-from .gemm import TILE_ROWS, gemm, multiply
 
 __all__ = ["product_dense", "product_half", "product_lowrank"]
 

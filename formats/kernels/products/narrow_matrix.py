@@ -6,14 +6,13 @@ from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.memory import bytes_at, floats, ints_at, record
 from formats.kernels.engine.native import njit
+from formats.kernels.products.linear import LINEAR, tile
+from formats.kernels.products.narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised
+from formats.kernels.products.rounding import ONE, round_bytes, round_halves
 from formats.kernels.rows.following import finish_rows, move_block
 from formats.kernels.simd.amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.words import as_numbers
-
-from .linear import LINEAR, tile
-from .narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised
-from .rounding import ONE, round_bytes, round_halves
 
 BAND = 32                                                    # rows of a pair of registers, whose sums lie in room
 f4 = np.float32

@@ -7,14 +7,13 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
+from formats.kernels.products.hadamard import mix_row
+from formats.kernels.products.linear import LINEAR, tile
+from formats.kernels.products.rounding import ONE, round_bytes, round_halves
+from formats.kernels.products.tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 from formats.kernels.rows.following import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
 from formats.kernels.simd.arithmetic import get, keep, negative
 from formats.kernels.simd.vectors import zeros
-
-from .hadamard import mix_row
-from .linear import LINEAR, tile
-from .rounding import ONE, round_bytes, round_halves
-from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
 # span: bytes of a converted row; factors: of inputs in balance, 0 where there are none

@@ -12,6 +12,19 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
+from formats.kernels.products.linear import (
+    ENOUGH,
+    LINEAR,
+    MAX_ITEM_ROWS,
+    check_product,
+    linear_stages,
+    split_work,
+    tile,
+    typed,
+)
+from formats.kernels.products.narrow_matrix import BAND as MATRIX_BAND
+from formats.kernels.products.narrow_vectors import BAND, by_panels, round_rows, scales_at
+from formats.kernels.products.tiles import emit_loop, joined_sums, settle_sums, vector_fours
 from formats.kernels.rows.following import epilogue_record
 from formats.kernels.simd.vectors import (
     AHEAD,
@@ -27,11 +40,6 @@ from formats.kernels.simd.vectors import (
 )
 from formats.kernels.simd.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
 from formats.machine.threads import threads
-
-from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, split_work, tile, typed
-from .narrow_matrix import BAND as MATRIX_BAND
-from .narrow_vectors import BAND, by_panels, round_rows, scales_at
-from .tiles import emit_loop, joined_sums, settle_sums, vector_fours
 
 __all__ = ["product_pruned_bytes"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND

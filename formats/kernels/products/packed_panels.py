@@ -11,12 +11,11 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch
 from formats.kernels.engine.memory import record
 from formats.kernels.engine.native import njit
+from formats.kernels.products.gemm import multiply
+from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
 from formats.machine.threads import threads
-
-from .gemm import multiply
-from .linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 
 __all__ = ["product_packed"]
 

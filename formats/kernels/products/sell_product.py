@@ -10,6 +10,9 @@ from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.launch import address, filled, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.products.csc_product import read_unsigned
+from formats.kernels.products.csr_nm import SPARSE, STRIP, launch_sparse
+from formats.kernels.products.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 from formats.kernels.simd.vectors import (
     LANE,
     LANES,
@@ -24,10 +27,6 @@ from formats.kernels.simd.vectors import (
     store_tile,
     zeros,
 )
-
-from .csc_product import read_unsigned
-from .csr_nm import SPARSE, STRIP, launch_sparse
-from .linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 
 __all__ = ["product_sell"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP

@@ -8,10 +8,9 @@ from formats.kernels.engine.compiled import FAST, HELPER, Function, calling
 from formats.kernels.engine.launch import address, make_record, step, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
+from formats.kernels.rows.activations import PASSES, ROUGH
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import ONE
-
-from .activations import PASSES, ROUGH
 
 # addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
 # across: the steps of times and residual; normal: 1 after the mean, 2 without it

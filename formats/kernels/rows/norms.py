@@ -8,9 +8,8 @@ from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.mixing.heads import heads_of
+from formats.kernels.rows.following import combine, normalise
 from formats.machine.threads import threads
-
-from .following import combine, normalise
 
 __all__ = ["pointwise_heads"]
 

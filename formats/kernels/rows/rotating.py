@@ -8,10 +8,9 @@ from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.mixing.heads import Layout, heads_of, sequences
+from formats.kernels.rows.following import combine
 from formats.kernels.simd.arithmetic import get, keep
 from formats.machine.threads import threads
-
-from .following import combine
 
 __all__ = ["rotate"]
 

@@ -6,11 +6,10 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
+from formats.kernels.rows.following import combine
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import ZERO
 from formats.kernels.simd.vectors import zeros
-
-from .following import combine
 
 # gate (T, E): each row has `most` numbers that are not zero, at most. which, slots (T, most): the matrices that a row
 # names, then NONE, and the places of its copies; order: the row of each place; starts, fills (E + 1): where places of a

@@ -21,10 +21,9 @@ from formats.kernels.mixing.heads import (
     sequences,
     served,
 )
+from formats.kernels.rows.following import combine
 from formats.kernels.simd.maths import exponentials, largest
 from formats.machine.threads import threads
-
-from .following import combine
 
 __all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
 

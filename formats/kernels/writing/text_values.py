@@ -11,8 +11,7 @@ from formats.kernels.engine.memory import pointer
 from formats.kernels.engine.native import carray, ir, typeof, types
 from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
 from formats.kernels.simd.vectors import llvm_function
-
-from .text_kinds import (
+from formats.kernels.writing.text_kinds import (
     BIT,
     CASTS,
     INTEGER64,
