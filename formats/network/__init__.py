@@ -1,1 +1,0 @@
-"""Devices beside each other: the links between them, level by level, and what collectives over these take."""
