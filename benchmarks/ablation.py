@@ -18,13 +18,13 @@ import scipy.optimize  # noqa: F401  (its import is not extraction's time)
 from extraction import asking, problems
 from search import bert
 
+from opmatrix.algebra.batch.extents import counted
 from opmatrix.display.tables import table
-from opmatrix.extents import counted
-from opmatrix.pricing import this_machine
-from rewrites.compiler import search as compiler
+from opmatrix.runtime.pricing import this_machine
 from rewrites.extraction import cuts, extract, verify
 from rewrites.extraction.bounding import Search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search import search as compiler
 
 NEVER = dict(autospec=True, return_value=False)
 PARTS: dict[str, list[tuple[Any, str, dict[str, Any]]]] = {              # what is patched, and by what

@@ -30,7 +30,7 @@ from lib import command
 from lib.command import HERE, Figure, InputError, Parser, listed, named, say, takes
 
 from formats.disk.files import read_json, replacing
-from formats.machine.quiet import watched
+from formats.host.quiet import watched
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
 WHOLE = 600.0                                               # seconds of a quick run
@@ -226,7 +226,7 @@ def prepared() -> dict[str, str]:
     """What the page says of the machine, once its kernels, its calibration and the model are there."""
     from formats import kernels
     from opmatrix.files.checkpoint import open_model
-    from opmatrix.pricing import this_machine
+    from opmatrix.runtime.pricing import this_machine
     from rewrites.cli.examine import examined
     say("kernels, calibration, model")
     kernels.warm()

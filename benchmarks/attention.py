@@ -18,8 +18,8 @@ import numpy as np
 
 from formats import kernels
 from formats.core.layout import panels
-from formats.machine.threads import limit
-from opmatrix.measure import measure, medians
+from formats.host.threads import limit
+from opmatrix.runtime.measure import measure, medians
 
 COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms",
            "error",

@@ -25,7 +25,7 @@ sys.path.insert(0, str(TESTS))
 
 from checkpoints import write_tokenizer
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from rewrites.report.results import Result
 from rewrites.run import optimize
 

@@ -14,19 +14,19 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes, wh
 import numpy as np
 from random_models import random_config, random_sentences, random_weights
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.measure import peak
 from opmatrix.models.transformer import transformer
-from opmatrix.pricing import this_machine
-from rewrites.evaluate.goals import goals
+from opmatrix.runtime.measure import peak
+from opmatrix.runtime.pricing import this_machine
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
+from rewrites.metrics.goals import goals
 from rewrites.opened import Opened, search_exact
-from rewrites.phases import silence_stdout
 from rewrites.report.choice import allowed
 from rewrites.run import RUNS, find_front, propose_approximations, verify_front
 from rewrites.verify.differences import difference
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.workload import Workload
 
 PLANNED = 0.01                                              # what a planned peak may be off by

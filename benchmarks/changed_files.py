@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.text import Tokenizer, unpanicked
+from opmatrix.inference.text import Tokenizer, unpanicked
 
 CLOSE = 1e-4                                                # of the largest number: sums in another order
 MOST_REFUSED = 0.15

@@ -25,21 +25,19 @@ from all import DATA
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pricing import this_machine
-from rewrites.compiler.search import SearchSpace
-from rewrites.evaluate.goals import ANY, goals
-from rewrites.evaluate.pairs import SentencePairs, score_pairs
-from rewrites.evaluate.quality import Quality, loosened
+from opmatrix.runtime.pricing import this_machine
+from rewrites.approximate import losses
+from rewrites.approximate.error_levels import OBJECTIVES, Front, count_methods, describe_methods
+from rewrites.approximate.removing import WHAT
+from rewrites.approximate.variants import Untried, choose_best
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.mixed import parse_mix
-from rewrites.lower.representations import only_narrows
+from rewrites.lowering.mixed import parse_mix
+from rewrites.lowering.representations import only_narrows
+from rewrites.metrics.goals import ANY, goals
+from rewrites.metrics.pairs import SentencePairs, score_pairs
+from rewrites.metrics.quality import Quality, loosened
 from rewrites.opened import Opened, Searched, search_exact
-from rewrites.pareto.error_levels import OBJECTIVES, Front, count_methods, describe_methods
-from rewrites.phases import silence_stdout
-from rewrites.pruning import losses
-from rewrites.pruning.removing import WHAT
-from rewrites.pruning.variants import Untried, choose_best
 from rewrites.report.choice import choose
 from rewrites.report.points import Point
 from rewrites.run import (
@@ -55,6 +53,8 @@ from rewrites.run import (
     time_front,
     verify_front,
 )
+from rewrites.search.search import SearchSpace
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 

@@ -35,8 +35,9 @@ from lib.matrices import STRUCTURES
 from lib.race import Rider, race
 
 from formats import FORMATS
-from formats.machine import blas, peaks
-from formats.machine.host import MEMORY_CACHES, caches
+from formats.host import blas
+from formats.host.host import MEMORY_CACHES, caches
+from formats.machine import peaks
 from opmatrix.display.tables import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")

@@ -36,16 +36,16 @@ from random_operators import Drawn, degenerate_operator, random_operator
 from random_programs import Anything
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
-from opmatrix.extents import collect_needs
-from opmatrix.program import Program
-from rewrites.compiler.search import search
-from rewrites.exploring.exploration import explore
+from opmatrix.runtime.program import Program
+from rewrites.egraph.layers import outputs
+from rewrites.explain.exploring.exploration import explore
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import outputs
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import optimize
+from rewrites.search.search import search
 from rewrites.verify.routed import Reference
 
 FRESH = 48                                                  # sentences of a batch that no program has seen
@@ -80,7 +80,7 @@ class Exact(NamedTuple):
 @cache
 def machine():
     """As `optimize` prices for, once a process."""
-    from opmatrix.pricing import this_machine
+    from opmatrix.runtime.pricing import this_machine
     return this_machine(lambda *done: None)
 
 

@@ -16,16 +16,16 @@ from scipy.stats import spearmanr
 
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.pricing import this_machine
 from opmatrix.spectra import Limits
+from rewrites.approximate.error_levels import OBJECTIVES, describe_methods
+from rewrites.approximate.proposals import propose_methods
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.opened import Opened, search_exact
-from rewrites.pareto.error_levels import OBJECTIVES, describe_methods
-from rewrites.pareto.proposals import propose_methods
-from rewrites.phases import silence_stdout
 from rewrites.run import Proposed, propose_approximations
 from rewrites.verify.differences import difference
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 

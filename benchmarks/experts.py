@@ -16,8 +16,8 @@ import numpy as np
 from products import F4, recorded, rounds_of
 
 from formats import FORMATS, Epilogue, Stacked, kernels
+from formats.host.threads import limit
 from formats.machine.peaks import bandwidth
-from formats.machine.threads import limit
 
 N, F, E, K, LAYERS, MANY = 512, 1792, 8, 2, 4, 64
 COLUMNS = "format", "what", "milliseconds", "share", "spread"

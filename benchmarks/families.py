@@ -18,11 +18,11 @@ from lib.command import TESTS, Figure, Parser, concluded, count, listed, named, 
 import numpy as np
 from scipy.sparse import csr_array
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import given, product, relation, relu, row, weight
 from opmatrix.algebra.term import Operator, formula
-from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from rewrites.report.points import Point

@@ -14,14 +14,14 @@ from lib.command import Figure, Parser, concluded, count, number, say, shape, sh
 
 import numpy as np
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import rotate_order, seconds, undisturbed
-from opmatrix.pricing import this_machine
-from rewrites.evaluate.goals import goals
+from opmatrix.runtime.measure import rotate_order, seconds, undisturbed
+from opmatrix.runtime.pricing import this_machine
 from rewrites.laws import EXACT_LAWS
+from rewrites.metrics.goals import goals
 from rewrites.opened import Opened, search_exact
 from rewrites.report.choice import allowed, choose
 from rewrites.report.points import Point

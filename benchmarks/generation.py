@@ -25,19 +25,19 @@ from lib.generators import PEERS, Ours, Torch, perplexity, rounded, why_absent
 
 import numpy as np
 
+from formats.host.threads import threads
 from formats.machine.peaks import bandwidth, memory_levels
-from formats.machine.threads import threads
+from opmatrix.algebra.batch.signature import HELD_NUMBERS
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import seconds
-from opmatrix.pipelines.generation import decodable
-from opmatrix.pipelines.text import sentences
-from opmatrix.pricing import this_machine
-from opmatrix.program import Program
-from opmatrix.signature import HELD_NUMBERS
-from rewrites.find_exact import find_exact
-from rewrites.lower.phased import Generation, later_step, prefill
-from rewrites.phases import Report
+from opmatrix.inference.generation import decodable
+from opmatrix.inference.text import sentences
+from opmatrix.runtime.measure import seconds
+from opmatrix.runtime.pricing import this_machine
+from opmatrix.runtime.program import Program
+from rewrites.cli.find_exact import find_exact
+from rewrites.lowering.phased import Generation, later_step, prefill
 from rewrites.workload.decoded import predict_step
+from rewrites.workload.phases import Report
 
 COLUMNS = ("engine", "version", "sequences", "context", "first_ms", "predicted", "token_ms", "predicted", "tokens_s",
            "mb_token", "share_of_bandwidth", "python", "perplexity", "process_s")

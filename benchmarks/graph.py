@@ -12,18 +12,18 @@ from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, 
 import numpy as np
 
 from formats import kernels
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import gelu, given, product, relation, row, weight
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.measure import measure
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 from rewrites.verify import unrounded
 
 COLUMNS = "over", "steps", "layer_ms", "float64_off", "float32_off"

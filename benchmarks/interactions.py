@@ -25,22 +25,22 @@ from composition import halves
 from quality import FFN_LEFT, TECHNIQUES, compressed, joined, matrices, scored
 
 from formats import FORMATS
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pricing import this_machine
-from rewrites.compiler.search import SearchSpace, cheapest
-from rewrites.evaluate.pairs import SentencePairs
+from opmatrix.runtime.pricing import this_machine
+from rewrites.approximate.removing import METRICS, Level, remove_groups
+from rewrites.approximate.structured import weight_and_bias
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method, plainly
-from rewrites.lower.mixed import parse_mix
-from rewrites.lower.narrowing import narrowed
+from rewrites.lowering.lower import Method, plainly
+from rewrites.lowering.mixed import parse_mix
+from rewrites.lowering.narrowing import narrowed
+from rewrites.metrics.pairs import SentencePairs
 from rewrites.opened import Opened, Searched, search_exact
-from rewrites.phases import silence_stdout
-from rewrites.pruning.removing import METRICS, Level, remove_groups
-from rewrites.pruning.structured import weight_and_bias
+from rewrites.search.search import SearchSpace, cheapest
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 

@@ -149,7 +149,7 @@ def calls() -> dict:
     from programs import bert_program, fused_layer
 
     from formats import FORMATS, kernels
-    from formats.machine.threads import limit
+    from formats.host.threads import limit
     config = checkpoints.CONFIG | {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
                                    "max_position_embeddings": 256}
     made = lambda: bert_program(config, arrays, fused_layer, FORMATS["int8"].approximate)

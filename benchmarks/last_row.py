@@ -12,17 +12,17 @@ from lib.command import Figure, Parser, cell, concluded, count, number, say, spr
 import numpy as np
 from random_models import random_weights
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.operators import pick, weight
 from opmatrix.algebra.shapes import S
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
-from opmatrix.measure import measure
 from opmatrix.models.transformer import transformer
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.search import search
-from rewrites.derivations.chain import derive_chain
+from rewrites.explain.derivations.chain import derive_chain
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 
 BARS = {(4, 0): 0.82, (12, 0): 0.945, (12, 50000): 0.70}     # layers, words of the head: of the time of all rows
 WORDS, OFF = 1000, 0.25                                      # of the table of tokens; what a prediction may be off by

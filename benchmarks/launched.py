@@ -17,11 +17,11 @@ from lib.command import Figure, Parser, concluded, cores, count, listed, named, 
 
 import numpy as np
 
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Launched, Ranks
-from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.train_runs import train_plan
-from opmatrix.stepping.train_ranks import TrainingRank, virtual_step
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Launched, Ranks
+from opmatrix.parallel.launch.prepared import Prepared
+from opmatrix.parallel.launch.train_runs import train_plan
+from opmatrix.parallel.train.train_ranks import TrainingRank, virtual_step
 
 RANKS, MOST, FLAT = 4, 1.3, 4.0                             # processes, the bar of the ratio, megabytes
 LLAMA = dict(model_type="llama", vocab_size=64, max_position_embeddings=128, rms_norm_eps=1e-5, rope_theta=10000.0,

@@ -14,12 +14,12 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes, wh
 import numpy as np
 from random_models import random_config, random_weights
 
+from opmatrix.algebra.batch.extents import collect_needs, counted
 from opmatrix.display.tables import table
-from opmatrix.extents import collect_needs, counted
 from opmatrix.models import build
-from opmatrix.pricing import datasheet
-from rewrites.compiler.search import search
+from opmatrix.runtime.pricing import datasheet
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.search.search import search
 
 LENGTHS = 24, 1, 7
 SAME = 1e-9                                                 # relative: what sums of prices round

@@ -15,9 +15,9 @@ from lib.command import Figure, Parser, concluded, cores, count, spread, tabled,
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.launching.launcher import Ranks
-from opmatrix.strategies.local_ranks import launch_job, launch_line, local_plan
-from opmatrix.strategies.rank_rates import rank_rates
+from opmatrix.parallel.launch.launcher import Ranks
+from opmatrix.parallel.launch.local_ranks import launch_job, launch_line, local_plan
+from opmatrix.parallel.launch.rank_rates import rank_rates
 
 RANKS, WORDS = 4, 64
 COLUMNS = "plan", "foreseen_seconds", "measured_seconds", "spread", "line"

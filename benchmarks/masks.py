@@ -22,19 +22,19 @@ from lib.command import Figure, Parser, cell, concluded, count, say, spread, tab
 import numpy as np
 
 from formats import Mask, kernels
-from formats.machine.threads import threads
+from formats.host.threads import threads
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import heads, product, weight
+from opmatrix.algebra.positions.patterns import causal, mask, sequence, window
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
-from opmatrix.measure import measure, medians
-from opmatrix.patterns import causal, mask, sequence, window
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.measure import measure, medians
+from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 
 COLUMNS = ("pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "pass_ms", "whole_ms", "reach_ms",
            "times_whole", "error", "spread")

@@ -18,14 +18,14 @@ from lib.command import Figure, Parser, concluded, count, say, tabled, takes
 import numpy as np
 from random_models import random_weights
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.models.transformer import transformer
-from opmatrix.pricing import this_machine
-from opmatrix.program import Program
-from rewrites.compiler.search import search
+from opmatrix.runtime.pricing import this_machine
+from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import EXACT, Method
+from rewrites.lowering.lower import EXACT, Method
+from rewrites.search.search import search
 
 COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
 FORMS = {"dense": Method(), "half": Method("half"), "csr": Method("csr", (("density", 0.25),)),

@@ -45,7 +45,7 @@ from lib.peers import SETTLE, Absent, Job, Process, made, replaced, version_of
 
 import numpy as np
 
-from opmatrix.measure import rotate_order, undisturbed
+from opmatrix.runtime.measure import rotate_order, undisturbed
 
 COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
 TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")

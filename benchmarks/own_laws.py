@@ -22,15 +22,15 @@ from random_operators import random_operator
 from true_laws import TRUE_LAWS
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.display.tables import table
-from opmatrix.extents import collect_needs
-from opmatrix.pricing import datasheet
-from opmatrix.program import Program
-from rewrites.compiler.search import search
+from opmatrix.runtime.pricing import datasheet
+from opmatrix.runtime.program import Program
+from rewrites.egraph.layers import outputs
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import outputs
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import Law
+from rewrites.search.search import search
 
 SAME = 1e-9                                                 # relative: what sums of prices round
 ALL = "all together"

@@ -33,7 +33,7 @@ from lib.trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.measure import undisturbed
+from opmatrix.runtime.measure import undisturbed
 
 TEXTS = "texts"
 WORKLOADS = ["1x16", "1x128", "8x128", TEXTS]

@@ -23,9 +23,9 @@ from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
-from rewrites.kinds import left, right
+from rewrites.laws.kinds import left, right
+from rewrites.laws.proving.value_kinds import below, unit
 from rewrites.proofs.equations import Prover
-from rewrites.proofs.laws.value_kinds import below, unit
 from rewrites.proofs.refute import refute
 
 ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)

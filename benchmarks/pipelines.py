@@ -3,12 +3,13 @@
     python benchmarks/pipelines.py [--width 256] [--tokens 64] [--micro-batches 8] [--runs 5]
         [--pipelines 1f1b:3+3+3+3,gpipe:1+2+2+7] [--csv OUT]
 
-A GPT-2 of drawn weights is trained by `opmatrix.launching`: four processes, one BLAS thread each, gloo between them, a
-stage each; stages have as many layers, or not. Foreseen: the seconds of a layer forward, backward and in Adam's step,
-as one rank alone takes them, in the order of the schedule (opmatrix/microbatches/simulated.py). Ranks that compute at
-once share processors, caches and memory: how much one, two and four of them get done is measured on passes of the same
-layers forward. No pipeline is looked at for any of it; what operations alone foresee is printed, too. Measured: the
-median of steps after the first, in runs that take turns. The bar is of the two fastest."""
+A GPT-2 of drawn weights is trained by `opmatrix.parallel.launch`: four processes, one BLAS thread each, gloo between
+them, a stage each; stages have as many layers, or not. Foreseen: the seconds of a layer forward, backward and in
+Adam's step, as one rank alone takes them, in the order of the schedule (opmatrix/parallel/schedules/simulated.py).
+Ranks that compute at once share processors, caches and memory: how much one, two and four of them get done is
+measured on passes of the same layers forward. No pipeline is looked at for any of it; what operations alone foresee
+is printed, too. Measured: the median of steps after the first, in runs that take turns. The bar is of the two
+fastest."""
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,15 +23,15 @@ from lib.command import Figure, Parser, concluded, cores, count, listed, spread,
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Ranks
-from opmatrix.launching.train_runs import train_plan
-from opmatrix.microbatches.simulated import ChunkWork, simulate
-from opmatrix.microbatches.tasks import Task, TaskGraph
-from opmatrix.partitions.ranks import Meter
-from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.train_ranks import TrainingRank
-from opmatrix.training.timed_step import timed_step
+from opmatrix.parallel.cost.timed_step import timed_step
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Ranks
+from opmatrix.parallel.launch.train_runs import train_plan
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.schedules.simulated import ChunkWork, simulate
+from opmatrix.parallel.schedules.tasks import Task, TaskGraph
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.train_ranks import TrainingRank
 
 RANKS, WORDS = 4, 64
 SIX = "1f1b:3+3+3+3,1f1b:6+2+2+2,1f1b:7+2+2+1,gpipe:1+2+2+7,1f1b:8+2+1+1,1f1b:9+1+1+1"

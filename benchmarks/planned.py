@@ -19,8 +19,8 @@ SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings
              gated=True, bias=False, mask="sequence & causal", positions="rotary", head="own")
 CODE = """
 import json, resource, sys, time
-from opmatrix.pricing import datasheet
-from rewrites.compiler.planned import planned
+from opmatrix.runtime.pricing import datasheet
+from rewrites.search.planned import planned
 config, machine, tokens = json.loads(sys.argv[1]), datasheet(sys.argv[2]), int(sys.argv[3])
 start = time.perf_counter()
 plan = planned(config, machine, [tokens])

@@ -46,12 +46,12 @@ def main() -> None:
 # ---- predictions
 
 def work_of(each):
-    from opmatrix.planner.layer_work import model_work
+    from opmatrix.parallel.cost.layer_work import model_work
     return model_work(each.config, each.strategy.context, each.strategy.sequence, each.dropout)
 
 
 def predicted(each, constants=None):
-    from opmatrix.planner.prediction import predict
+    from opmatrix.parallel.cost.prediction import predict
     return predict(work_of(each), each.machine, each.strategy, each.batch, each.seq, constants=constants)
 
 
@@ -59,8 +59,8 @@ def fit(measured):
     """The constants, on every 21st vTrain row."""
     from dataclasses import replace
 
-    from opmatrix.planner.fit_constants import fit_constants
-    from opmatrix.planner.prediction import predict
+    from opmatrix.parallel.cost.fit_constants import fit_constants
+    from opmatrix.parallel.cost.prediction import predict
     rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
     say(f"fitted on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
     groups = defaultdict(list)
@@ -204,9 +204,9 @@ def memory_figures(found):
 
 
 def ascend_figures(constants):
-    from opmatrix.planner.prediction import predict
-    from opmatrix.planner.strategies import Strategy
-    from opmatrix.strategies.plans import plan
+    from opmatrix.parallel.cost.prediction import predict
+    from opmatrix.parallel.cost.strategies import Strategy
+    from opmatrix.parallel.search.plans import plan
     for name, how, batch, seq, published, devices in ASCEND:
         strategy = Strategy(flash=True, context="ulysses", **how)
         own = predict(name, "Ascend910B", strategy, batch, seq, constants=constants)

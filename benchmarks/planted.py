@@ -111,7 +111,7 @@ def drawing(of: str, count: int, seed: int):
 
 def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Found]:
     """Verify saved programs with each fault planted, and list which door found it."""
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
     (draw, meets), (searched, points) = drawn_faults, verified(model, number_type)
     longest = max(map(max, points[0].lengths))
     places = [place / f"{at}" for at in range(len(points))]
@@ -135,7 +135,7 @@ def with_sessions(faults, program, longest: int, seed: int):
     """These faults; of a program that decodes a fault of its sessions in place of every third."""
     import wrong_sessions
 
-    from opmatrix.pipelines.cached import decoder_of, rows_behind
+    from opmatrix.inference.cached import decoder_of, rows_behind
     decoder = decoder_of(program)
     if decoder is None: return faults
     others = wrong_sessions.endless(np.random.default_rng(seed), longest, rows_behind(decoder) < longest)
@@ -201,7 +201,7 @@ def has(program, fault) -> bool:
 
 def checked(program) -> set[str]:
     """What fails of a program that is verified."""
-    from rewrites.evaluate import recheck
+    from rewrites.metrics import recheck
     with mock.patch.object(recheck, "verify_laws", lambda laws: {"laws": len(laws)}):
         return {check.what for check in recheck.checks(program) if check.verdict == recheck.FAILS}
 

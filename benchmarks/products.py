@@ -26,8 +26,8 @@ import numpy as np
 from formats import FORMATS
 from formats.core.arrays import aligned, room
 from formats.core.epilogue import Epilogue
+from formats.host.threads import limit
 from formats.kernels.engine.launch import RECORDING, address
-from formats.machine.threads import limit
 
 TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4", "q4_1": "q4_1", "q8_0": "q8_0"}
 COLUMNS = "type", "inputs", "outputs", "rows", "microseconds", "Gflop/s", "trial Gflop/s", "share"

@@ -28,17 +28,17 @@ from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.pricing import this_machine
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.runtime.pricing import this_machine
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
-from rewrites.compiler.search import SearchSpace, cheapest
-from rewrites.evaluate.pairs import SentencePairs, score_pairs
+from rewrites.approximate.removing import METRICS, Level, remove_groups
+from rewrites.approximate.structured import weight_and_bias
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import plainly
+from rewrites.lowering.lower import plainly
+from rewrites.metrics.pairs import SentencePairs, score_pairs
 from rewrites.opened import Opened, Searched, search_exact
-from rewrites.phases import silence_stdout
-from rewrites.pruning.removing import METRICS, Level, remove_groups
-from rewrites.pruning.structured import weight_and_bias
+from rewrites.search.search import SearchSpace, cheapest
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload, calibration
 

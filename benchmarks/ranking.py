@@ -13,8 +13,8 @@ from scipy.stats import kendalltau
 
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import measure, medians
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.measure import measure, medians
+from opmatrix.runtime.pricing import this_machine
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
 from rewrites.opened import Opened, search_exact

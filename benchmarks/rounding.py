@@ -16,14 +16,14 @@ from lib.command import Figure, Parser, concluded, count, listed, named, shape, 
 import numpy as np
 
 from formats import FORMATS
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import ms, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import measure
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import this_machine
 from rewrites.approximate.sites import fitter, sites
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method
+from rewrites.lowering.lower import Method
 from rewrites.opened import Opened, search_exact
 from rewrites.verify.differences import difference
 from rewrites.workload.resolve import source

@@ -19,19 +19,19 @@ from lib.command import Figure, Parser, concluded, count, say, shown, spread, ta
 import egglog.bindings  # noqa: F401
 import scipy.optimize  # noqa: F401
 
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Promised
 from opmatrix.display.tables import table
-from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import undisturbed
 from opmatrix.models import build
-from opmatrix.pricing import this_machine
-from rewrites.compiler.search import SearchSpace, search
+from opmatrix.runtime.measure import undisturbed
+from opmatrix.runtime.pricing import this_machine
+from rewrites.approximate.budgets import within
 from rewrites.extraction import Infeasible
-from rewrites.flat import factors
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import EXACT, Method
-from rewrites.pareto.budgets import within
+from rewrites.laws.flat import factors
+from rewrites.lowering.lower import EXACT, Method
+from rewrites.search.search import SearchSpace, search
 
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
 HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"

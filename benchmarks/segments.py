@@ -14,12 +14,12 @@ import numpy as np
 from programs import Writer, embedding, fused_layer
 
 from formats import Dense
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import relu, symbol
-from opmatrix.batch import Batch
-from opmatrix.measure import measure
-from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.program import Program
 
 WIDTH, HEADS, WORDS, SENTENCE = 384, 6, 1000, 128
 PARTS = "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"

@@ -65,7 +65,7 @@ def main() -> None:
 
 def raced(given, room):
     """Runs the stages, each in a process of its own, and shows what came out."""
-    from formats.machine.blas import fastest
+    from formats.host.blas import fastest
     blas, start = fastest(), time.time()
     pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(given.threads))
     def stage(name):
@@ -148,7 +148,7 @@ def oracle(given, room):
     import numpy as np
 
     from formats import FormatError
-    from formats.select import DecomposedMatrix, NumpyProduct, candidates
+    from formats.storage.select import DecomposedMatrix, NumpyProduct, candidates
     found, known = {}, machine(room)
     for name, structure, matrix, asked in cases(given):
         W = matrix()
@@ -174,7 +174,7 @@ def least(found): return min(each.seconds for each in found)
 
 def choose(given, room):
     """{case: labels chosen by prediction, and by timing the nearest, with seconds that choosing took}."""
-    from formats.select import DecomposedMatrix, as_weights, race_candidates, rank_candidates
+    from formats.storage.select import DecomposedMatrix, as_weights, race_candidates, rank_candidates
     found, known = {}, machine(room)
     for name, _, matrix, asked in cases(given):
         W = as_weights(matrix())
@@ -192,7 +192,7 @@ def choose(given, room):
 
 def pay(given, room):
     """{case: {label: seconds}} of what was chosen and of what may be the fastest."""
-    from formats.select import Candidate, NumpyProduct
+    from formats.storage.select import Candidate, NumpyProduct
     every, chosen = (json.loads((room / name).read_text()) for name in ("oracle.json", "choose.json"))
     found = {}
     for name, _, matrix, asked in cases(given):
@@ -220,7 +220,7 @@ def timed(entries, shape, rows, slowest, turns):
     import numpy as np
 
     from formats.core.arrays import room
-    from formats.select import burst
+    from formats.storage.select import burst
     x, out = (room((rows, side), np.dtype(np.float32)) for side in shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
     runs = {label: [] for label in entries}
@@ -317,7 +317,7 @@ def versions(blas):
     import platform
     from importlib.metadata import version
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "llvmlite"))
-    from formats.machine.host import cpu
+    from formats.host.host import cpu
     return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
 
 

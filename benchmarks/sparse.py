@@ -12,17 +12,17 @@ from lib.command import Figure, Parser, concluded, count, say, share, shown, spr
 import numpy as np
 
 from formats import FORMATS
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
-from opmatrix.pricing import this_machine
-from rewrites.compiler.search import search
+from opmatrix.runtime.measure import measure, medians, peak, ratio
+from opmatrix.runtime.pricing import this_machine
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method, plainly
+from rewrites.lowering.lower import Method, plainly
+from rewrites.search.search import search
 from rewrites.verify.differences import difference
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",

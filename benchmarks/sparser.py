@@ -16,14 +16,14 @@ from lib.command import Figure, Parser, concluded, count, number, readable, say,
 
 import numpy as np
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
-from opmatrix.batch import Batch
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.display.tables import table
-from opmatrix.patterns import causal, sequence
-from rewrites.compiler.sparse_attention import LEFT_OUT, LONG
 from rewrites.report.points import Point
 from rewrites.run import optimize
+from rewrites.search.sparse_attention import LEFT_OUT, LONG
 
 COLUMNS = "tokens", "error asked", "program", "ms predicted", "ms measured", "error stated"
 VOCABULARY, AROUND, SHARP = 4096, 6.0, 3.0                   # tokens; how sharply layers look near by, and at what they

@@ -20,9 +20,9 @@ from formats.disk.files import read_json
 from opmatrix.display.tables import table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import REPORT
-from opmatrix.pipelines.embed import batches
-from opmatrix.pipelines.text import LineReading, Parts, sentences
-from opmatrix.program import Program
+from opmatrix.inference.embed import batches
+from opmatrix.inference.text import LineReading, Parts, sentences
+from opmatrix.runtime.program import Program
 from rewrites.verify.differences import Change
 from rewrites.workload.samples import TEXT_KINDS, make_lines
 from rewrites.workload.stated import MIN_SENTENCES, Stated, change_cosines, uncovered

@@ -15,13 +15,13 @@ from lib.command import TESTS, Figure, Parser, concluded, count, listed, named, 
 
 import numpy as np
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import build
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.report.results import Result
 from rewrites.run import optimize
 from rewrites.verify.differences import Change

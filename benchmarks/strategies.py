@@ -40,15 +40,15 @@ def main() -> None:
 
 def question(model, devices, machine, batch, seq):
     from opmatrix.models import known
-    from opmatrix.pricing import datasheet
-    from opmatrix.strategies.strategy_search import PlanQuestion
+    from opmatrix.parallel.search.strategy_search import PlanQuestion
+    from opmatrix.runtime.pricing import datasheet
     return PlanQuestion(known.configuration(model), datasheet(machine), devices, batch, seq, 80e9)
 
 
 def timed(model, devices, machine, batch, seq, rounds):
     """A row: seconds of a search from the question on, and of columns alone."""
-    from opmatrix.planner.layer_work import read_model
-    from opmatrix.strategies.strategy_search import compile_forms, predict_columns, search_strategies
+    from opmatrix.parallel.cost.layer_work import read_model
+    from opmatrix.parallel.search.strategy_search import compile_forms, predict_columns, search_strategies
     whole, columns = [], []
     for _ in range(rounds):
         read_model.cache_clear()
@@ -66,8 +66,8 @@ def timed(model, devices, machine, batch, seq, rounds):
 
 def furthest():
     """The largest relative difference of a thousand strategies' seconds and bytes from each alone."""
-    from opmatrix.strategies.forms import FormMasks
-    from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
+    from opmatrix.parallel.search.forms import FormMasks
+    from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
     asked = question(*ASKED[0])
     sizes, programs = asked.sizes, compile_forms(asked, asked.forms)
     values = np.empty((len(programs.program.results), len(sizes)))

@@ -18,8 +18,8 @@ from products import F4, ours, rounds_of
 from formats import FORMATS
 from formats.core.arrays import aligned, room
 from formats.core.epilogue import Epilogue
-from formats.machine.host import caches
-from formats.machine.threads import limit
+from formats.host.host import caches
+from formats.host.threads import limit
 
 DENSE = "int8"
 COLUMNS = "form", "inputs", "outputs", "rows", "microseconds", "share", "spread", "megabytes"

@@ -91,11 +91,11 @@ def operator(model):
 @cache
 def bound(model, tp, pp, batch, tokens):
     """The stages of one batch on the data sheet, one after another."""
-    from opmatrix.partitions.plan import partition
-    from opmatrix.partitions.timing import Timing
-    from opmatrix.pricing import datasheet
-    from opmatrix.split.mesh import usual_mesh
-    from opmatrix.split.moving import BatchSizes
+    from opmatrix.parallel.cost.timing import Timing
+    from opmatrix.parallel.sharding.mesh import usual_mesh
+    from opmatrix.parallel.sharding.partition import partition
+    from opmatrix.parallel.sharding.redistribute import BatchSizes
+    from opmatrix.runtime.pricing import datasheet
     plan = partition(operator(model), usual_mesh(tp=tp, pp=pp, vocabulary=True),
                      BatchSizes(batch, tokens))
     timing = Timing(plan, datasheet("A100"), "float16", "float16")

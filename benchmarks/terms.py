@@ -26,23 +26,23 @@ import numpy as np
 from terms_of_rows import random_term, share_of, value
 
 import opmatrix as om
+from formats.host.quiet import timed
+from formats.host.threads import limit
 from formats.kernels import scale
 from formats.kernels.engine.compiled import provide
+from formats.kernels.generated.rowwise.row_kernel import Counts
 from formats.machine.calibration import CASE_SECONDS, GRID, RUNS, Numbers, fit_rates
 from formats.machine.features import quantile
 from formats.machine.local import learning
-from formats.machine.quiet import timed
-from formats.machine.threads import limit
-from formats.rowwise.row_kernel import Counts
 from opmatrix.algebra import monoids
 from opmatrix.algebra.operators import I, cols, elu, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
-from opmatrix.measure import measure
-from opmatrix.pricing import catalogue, this_machine
-from opmatrix.regions.row_reading import NotByRows
+from opmatrix.runtime.codegen.row_reading import NotByRows
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel, time_terms
 from opmatrix.runtime.meanings import bound, meaning
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import catalogue, this_machine
 
 TERM, ROWS, COLUMNS_DRAWN = KERNELS["row_term"], (1, 15, 16, 17, 1000), (1, 15, 16, 17, 48)
 COLUMNS = "term", "ms", "numpy_ms", "ratio", "of_a_pass", "bits", "of_bound"

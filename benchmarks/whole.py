@@ -24,14 +24,14 @@ from lib import command, workloads
 from lib.command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
 from formats.machine.local import learning
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import table
-from opmatrix.measure import measure
-from opmatrix.pricing import this_machine
-from opmatrix.program import Program
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import this_machine
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.price import Prices
+from rewrites.lowering.price import Prices
 from rewrites.opened import Opened, search_exact
 from rewrites.run import find_front, propose_approximations
 from rewrites.workload.workload import Workload

@@ -33,7 +33,7 @@ import plain
 from checkpoints import write_tokenizer
 
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from rewrites.run import optimize
 
 COLUMNS = ("family", "saved as", "sizes", "number type", "error asked", "program", "off", "stated", "seconds",

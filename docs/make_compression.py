@@ -23,14 +23,14 @@ from quality import joined  # noqa: E402
 
 from formats.disk.files import replacing  # noqa: E402
 from opmatrix.files.checkpoint import open_model  # noqa: E402
-from opmatrix.pricing import this_machine  # noqa: E402
+from opmatrix.runtime.pricing import this_machine  # noqa: E402
 from rewrites.approximate.sites import sites  # noqa: E402
-from rewrites.evaluate.pairs import SentencePairs  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.lower.mixed import parse_mix  # noqa: E402
+from rewrites.lowering.mixed import parse_mix  # noqa: E402
+from rewrites.metrics.pairs import SentencePairs  # noqa: E402
 from rewrites.opened import Opened, Searched, search_exact  # noqa: E402
-from rewrites.phases import silence_stdout  # noqa: E402
 from rewrites.run import Frontier, Proposed, compile_kernels, find_front, propose_approximations  # noqa: E402
+from rewrites.workload.phases import silence_stdout  # noqa: E402
 from rewrites.workload.resolve import source  # noqa: E402
 from rewrites.workload.workload import Workload, calibration  # noqa: E402
 

@@ -20,7 +20,7 @@ from lib.command import Parser, readable  # noqa: E402
 
 from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import replacing  # noqa: E402
-from formats.machine.host import cpu  # noqa: E402
+from formats.host.host import cpu  # noqa: E402
 
 FILE = HERE / "formats.json"
 TIMES = "rows", "structure", "density", "format", "provider", "median_s", "bytes", "error"

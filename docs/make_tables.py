@@ -9,18 +9,18 @@ from formats.kernels import find_modules
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
+from opmatrix.autodiff import backward_kinds as backward_kinds
 from opmatrix.models import activated, known, normalise_config, parameters
-from opmatrix.pricing import catalogue
+from opmatrix.parallel.sharding.mesh import STRATEGIES, Strategy
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.split.mesh import STRATEGIES, Strategy
-from opmatrix.training import backward_kinds as backward_kinds
+from opmatrix.runtime.pricing import catalogue
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.proofs.laws.cancelling import CANCELLING_LAWS as NUMBER_LAWS
-from rewrites.proofs.laws.functions import FUNCTION_LAWS
-from rewrites.proofs.laws.groups import GROUP_LAWS
-from rewrites.proofs.laws.values import VALUE_LAWS
+from rewrites.laws.proving.cancelling import CANCELLING_LAWS as NUMBER_LAWS
+from rewrites.laws.proving.functions import FUNCTION_LAWS
+from rewrites.laws.proving.groups import GROUP_LAWS
+from rewrites.laws.proving.values import VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
 STORED = "", "optimiser", "optimiser, gradients", "optimiser, gradients, weights"

@@ -7,14 +7,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from formats.core.moved import announce
+
 if TYPE_CHECKING:
-    from formats.catalogue import *  # noqa: F403
+    from formats.storage.catalogue import *  # noqa: F403
+
+announce()
 
 
 def __getattr__(name: str) -> Any:
     """A public name of the catalogue, which is not imported for the name of a module; `__all__` is the catalogue's."""
     if name == "__all__" or not (name.startswith("_") or find_spec(f"formats.{name}")):
-        catalogue = import_module("formats.catalogue")
+        catalogue = import_module("formats.storage.catalogue")
         if name == "__all__" or name in catalogue.__all__: return getattr(catalogue, name)
     raise AttributeError(f"module 'formats' has no attribute {name!r}")
 

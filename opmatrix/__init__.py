@@ -45,58 +45,59 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from formats.core.arrays import FormatError as FormatError
     from formats.core.errors import InputError as InputError
-    from formats.select import choose as choose
-    from formats.select import select as select
+    from formats.storage.select import choose as choose
+    from formats.storage.select import select as select
     from opmatrix.algebra import monoids as monoids
+    from opmatrix.algebra.batch.batch import *  # noqa: F403
     from opmatrix.algebra.monoid import *  # noqa: F403
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
+    from opmatrix.algebra.positions.distances import *  # noqa: F403
+    from opmatrix.algebra.positions.patterns import *  # noqa: F403
     from opmatrix.algebra.term import *  # noqa: F403
-    from opmatrix.batch import *  # noqa: F403
-    from opmatrix.distances import *  # noqa: F403
+    from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
+    from opmatrix.autodiff.pullback import pullback as pullback
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
+    from opmatrix.inference.cached import cached as cached
     from opmatrix.models import *  # noqa: F403
-    from opmatrix.partitions.plan import partition as partition
-    from opmatrix.patterns import *  # noqa: F403
-    from opmatrix.pipelines.cached import cached as cached
-    from opmatrix.program import Program as Program
-    from opmatrix.split.mesh import Mesh as Mesh
-    from opmatrix.split.moving import BatchSizes as BatchSizes
-    from opmatrix.strategies.plans import plan as plan
-    from opmatrix.training.backward_kinds import drop as dropout  # noqa: F401
-    from opmatrix.training.pullback import pullback as pullback
-    from opmatrix.training.timed_step import timed_step as timed_step
-    from rewrites.derivations.schedules import schedule as schedule
-    from rewrites.exploring.exploration import explore as explore
+    from opmatrix.parallel.cost.timed_step import timed_step as timed_step
+    from opmatrix.parallel.search.plans import plan as plan
+    from opmatrix.parallel.sharding.mesh import Mesh as Mesh
+    from opmatrix.parallel.sharding.partition import partition as partition
+    from opmatrix.parallel.sharding.redistribute import BatchSizes as BatchSizes
+    from opmatrix.runtime.program import Program as Program
+    from rewrites.explain.derivations.schedules import schedule as schedule
+    from rewrites.explain.exploring.exploration import explore as explore
     from rewrites.extraction import Infeasible as Infeasible
-    from rewrites.law import Law as _Law
+    from rewrites.laws.law import Law as _Law
     from rewrites.proofs.equations import prove as prove
     from rewrites.run import optimize as optimize
     from rewrites.verify import VerificationError as VerificationError
     laws: tuple[_Law, ...]
 
 # all that is public in them
-MODULES = ("algebra.operators", "patterns", "batch", "algebra.oracles", "algebra.term", "algebra.monoid",
-           "distances", "models")
+MODULES = ("algebra.operators", "algebra.positions.patterns", "algebra.batch.batch", "algebra.oracles", "algebra.term",
+           "algebra.monoid", "algebra.positions.distances", "models")
 DOOR = {                                                    # and by name: the module, and what it is there
-    "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
-    "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),
-    "choose": ("formats.select", "choose"), "cached": ("opmatrix.pipelines.cached", "cached"),
+    "Program": ("opmatrix.runtime.program", "Program"), "load": ("opmatrix.runtime.program", "Program.load"),
+    "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.storage.select", "select"),
+    "choose": ("formats.storage.select", "choose"), "cached": ("opmatrix.inference.cached", "cached"),
     "InputError": ("formats.core.errors", "InputError"), "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
-    "explore": ("rewrites.exploring.exploration", "explore"), "optimize": ("rewrites.run", "optimize"),
-    "schedule": ("rewrites.derivations.schedules", "schedule"),
-    "partition": ("opmatrix.partitions.plan", "partition"), "Mesh": ("opmatrix.split.mesh", "Mesh"),
-    "plan": ("opmatrix.strategies.plans", "plan"),
-    "BatchSizes": ("opmatrix.split.moving", "BatchSizes"),
-    "pullback": ("opmatrix.training.pullback", "pullback"), "dropout": ("opmatrix.training.backward_kinds", "drop"),
-    "timed_step": ("opmatrix.training.timed_step", "timed_step"),
+    "explore": ("rewrites.explain.exploring.exploration", "explore"), "optimize": ("rewrites.run", "optimize"),
+    "schedule": ("rewrites.explain.derivations.schedules", "schedule"),
+    "partition": ("opmatrix.parallel.sharding.partition", "partition"),
+    "Mesh": ("opmatrix.parallel.sharding.mesh", "Mesh"),
+    "plan": ("opmatrix.parallel.search.plans", "plan"),
+    "BatchSizes": ("opmatrix.parallel.sharding.redistribute", "BatchSizes"),
+    "pullback": ("opmatrix.autodiff.pullback", "pullback"), "dropout": ("opmatrix.autodiff.backward_kinds", "drop"),
+    "timed_step": ("opmatrix.parallel.cost.timed_step", "timed_step"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 
@@ -123,6 +124,16 @@ class PackagesBeside:
         raise ImportError(f"opmatrix needs its package {name} at {file}, where there is none: install opmatrix again")
 
 
+class OldModules:
+    """A finder, asked last, by which an import of a module that moved says where it is now."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of an old name in this package, whose import is an error; None for any other module."""
+        if not name.startswith("opmatrix."): return None
+        return cast("ModuleSpec | None", import_module("formats.core.moved").OldName.find_spec(name))
+
+
 def check_loaded(name: str) -> None:
     """Raises ImportError where another module of that name was imported before this package: a process has one module
     of a name."""
@@ -135,6 +146,7 @@ def check_loaded(name: str) -> None:
 
 for _ in ("formats", "rewrites"): check_loaded(_)
 sys.meta_path.insert(0, PackagesBeside)
+sys.meta_path.append(OldModules)
 
 
 def __getattr__(name: str) -> Any:
@@ -145,7 +157,8 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         if name == "monoids": return import_module("opmatrix.algebra.monoids")
         if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
-        if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")
+        if find_spec(f"opmatrix.{name}"):
+            return import_module(import_module("formats.core.moved").current(f"opmatrix.{name}"))
         for module in MODULES:
             if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
         if find_spec(f"opmatrix.algebra.{name}"): return import_module(f"opmatrix.algebra.{name}")

@@ -7,20 +7,20 @@ from typing import Any
 
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
-from opmatrix.program import Constant, Program
+from opmatrix.runtime.program import Constant, Program
 from rewrites.approximate.trials import LARGE
-from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import ConstantKey, Emitter
-from rewrites.compiler.search import SearchSpace, Structure, cheapest
+from rewrites.egraph.layers import Model, Part, outputs, parts
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Model, Part, outputs, parts
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.float32_range import list_arrays
-from rewrites.lower.lower import plainly
-from rewrites.lower.price import TimeModel
-from rewrites.lower.representations import NUMBER_TYPES, Representable
-from rewrites.phases import Attempts, Tell, describe_failure
+from rewrites.laws.law import Law
+from rewrites.lowering.float32_range import list_arrays
+from rewrites.lowering.lower import plainly
+from rewrites.lowering.price import TimeModel
+from rewrites.lowering.representations import NUMBER_TYPES, Representable
+from rewrites.search.approximation import Approximation
+from rewrites.search.emit import ConstantKey, Emitter
+from rewrites.search.search import SearchSpace, Structure, cheapest
+from rewrites.workload.phases import Attempts, Tell, describe_failure
 from rewrites.workload.workload import Workload
 
 

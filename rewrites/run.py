@@ -17,33 +17,30 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.machine.quiet import Watch
-from formats.machine.threads import in_threads
+from formats.host.quiet import Watch
+from formats.host.threads import in_threads
+from opmatrix.algebra.batch.signature import HALF
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
-from opmatrix.measure import collected, medians
-from opmatrix.program import Program
+from opmatrix.runtime.measure import collected, medians
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
-from opmatrix.signature import HALF
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
-from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.substitutions import BlockSubstitution, part_factors
-from rewrites.evaluate.goals import Goal, goals
-from rewrites.evaluate.quality import Quality, loosened
+from rewrites.approximate.error_levels import Front, count_methods, describe_methods
+from rewrites.approximate.proposals import Choices, propose_methods
+from rewrites.approximate.removing import check_removal
+from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
+from rewrites.egraph.layers import Model, outputs
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Model, outputs
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, SHIPPED, without
-from rewrites.lower.narrowing import held_narrow, most_held
-from rewrites.lower.price import TimeModel
-from rewrites.lower.representations import check_budgets
+from rewrites.laws.law import Law
+from rewrites.lowering.narrowing import held_narrow, most_held
+from rewrites.lowering.price import TimeModel
+from rewrites.lowering.representations import check_budgets
+from rewrites.metrics.goals import Goal, goals
+from rewrites.metrics.quality import Quality, loosened
 from rewrites.opened import Opened, Searched, search_exact
-from rewrites.pareto.error_levels import Front, count_methods, describe_methods
-from rewrites.pareto.proposals import Choices, propose_methods
-from rewrites.phases import Report, Tell
-from rewrites.pruning.removing import check_removal
-from rewrites.pruning.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.report.by_operator import by_operator
 from rewrites.report.checked import check_programs, state_errors
 from rewrites.report.choice import allowed, choose
@@ -55,10 +52,13 @@ from rewrites.report.judged_laws import judge_laws, take_judgement
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.report.weight_spectra import sample_spectra
+from rewrites.search.approximation import Approximation
+from rewrites.search.substitutions import BlockSubstitution, part_factors
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.precision import check_precision
 from rewrites.verify.user_laws import admit_laws
+from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
@@ -314,7 +314,7 @@ def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, fl
 def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
     """Every program with its certificate: what was verified, and how it keeps the goals. Raises VerificationError for
     one that `opmatrix verify` would not take."""
-    from rewrites.evaluate.recheck import RUN_MAKES, RunChecks, check_certificates
+    from rewrites.metrics.recheck import RUN_MAKES, RunChecks, check_certificates
     from rewrites.verify.certificate import certify
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
     kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]

@@ -3,14 +3,14 @@ import numpy as np
 from programs import Writer
 
 from formats import Dense, Half, Stacked
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.monoids import logsumexp, max
 from opmatrix.algebra.nodes import product, related, turn
 from opmatrix.algebra.operators import const, over, relu, row, share, symbol, tanh, weight
+from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.patterns import causal, everyone, sequence
-from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
-from opmatrix.signature import Port
+from opmatrix.runtime.program import Program, Step
 
 ROWS = {"residual": "y", "bias": "b", "gain": "g", "shift": "c"}
 FUNCTIONS = {"activation": "gelu", "eps": 0.1}

@@ -2,8 +2,8 @@
 that two statements are equal (equal.py), not the search."""
 from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, total, turn
 from opmatrix.algebra.term import KINDS
-from rewrites.kinds import adjoint, behind, blank, by_head, joined, left, right
-from rewrites.law import (
+from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
+from rewrites.laws.law import (
     Sort,
     collect,
     column,

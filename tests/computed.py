@@ -11,24 +11,24 @@ from law_mutants import FREE
 from sympy import sympify
 
 from formats.core.activation import COMPILED
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, formula
-from opmatrix.batch import Batch
-from opmatrix.pipelines.session import some
+from opmatrix.inference.session import some
 from opmatrix.runtime.by_sequence import sentence_rows
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import meaning, widen_value
 from opmatrix.runtime.operands import C, Tables
-from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
-from rewrites.flat import flat
-from rewrites.graph.egraph import saturate
-from rewrites.graph.template import Template
-from rewrites.instances import RELATED
-from rewrites.law import INPUT, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
-from rewrites.law import ROWS as LENGTHS
+from rewrites.egraph.egraph import saturate
+from rewrites.egraph.template import Template
+from rewrites.laws.flat import flat
+from rewrites.laws.instances import RELATED
 from rewrites.laws.kernel_law import Implementation
-from rewrites.lower.lower import KernelCall, Lowering, Method
+from rewrites.laws.law import INPUT, SAMPLE, Sort, apart, choices, drawn, k, n, p, q
+from rewrites.laws.law import ROWS as LENGTHS
+from rewrites.lowering.lower import KernelCall, Lowering, Method
+from rewrites.search.emit import AS_ROWS, Buffer, Emitter
 from rewrites.verify.numbers import Drawn, Float64s
 
 VALUES = ("value", "scores", "column", "level", "varying")

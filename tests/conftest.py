@@ -12,8 +12,8 @@ from poisoned import poison
 from tiny_config import CONFIG
 
 from formats import kernels
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Data
-from opmatrix.batch import Batch
 from opmatrix.models import build
 
 SHARED = {"optimized", "once"}                              # fixtures that several modules ask for
@@ -110,7 +110,7 @@ def compilers_forked():
 def graphs_shared():
     """Where tests search at all."""
     with pytest.MonkeyPatch.context() as patch:
-        if "rewrites.graph.layers" in sys.modules:
+        if "rewrites.egraph.layers" in sys.modules:
             from explored import sharing
             sharing(patch)
         yield
@@ -120,8 +120,8 @@ def graphs_shared():
 def graphs_anew(monkeypatch):
     """For what is about making them, and programs of them."""
     from explored import anew, extract
-    monkeypatch.setattr("rewrites.graph.layers.Explorer.graph", anew)
-    monkeypatch.setattr("rewrites.compiler.search.extract", extract)
+    monkeypatch.setattr("rewrites.egraph.layers.Explorer.graph", anew)
+    monkeypatch.setattr("rewrites.search.search.extract", extract)
 
 
 @pytest.fixture(scope="session")

@@ -240,7 +240,7 @@ def head_doors() -> Iterator[tuple[str, Door]]:
 
 def cache_doors() -> Iterator[tuple[str, Door]]:
     from formats import kernels
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
 
     def kept(x: np.ndarray, slots: np.ndarray) -> Any:
         return x[np.argsort(slots)].astype(np.float64), 0

@@ -9,9 +9,9 @@ from sympy import sympify
 
 from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import Operator
-from rewrites.graph.egraph import engine, rules, saturate
-from rewrites.graph.template import Template, quoted
-from rewrites.law import FLAGS, Law, Name, normalised, right_linear
+from rewrites.egraph.egraph import engine, rules, saturate
+from rewrites.egraph.template import Template, quoted
+from rewrites.laws.law import FLAGS, Law, Name, normalised, right_linear
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 

@@ -1,11 +1,11 @@
 """A graph follows from the text of its laws and of its part: tests of one process make each once. What is about making
-it calls rewrites.graph.egraph.saturate, or asks for the fixture `graphs_anew`. Laws alone follow from themselves: whole
-runs of one process verify the same ones once, while tests of that call it by its own name. A cheapest program follows
-from its problem, whatever the numbers of its weights."""
-from rewrites.compiler import search
+it calls rewrites.egraph.egraph.saturate, or asks for the fixture `graphs_anew`. Laws alone follow from themselves:
+whole runs of one process verify the same ones once, while tests of that call it by its own name. A cheapest program
+follows from its problem, whatever the numbers of its weights."""
+from rewrites.egraph.egraph import prelude
+from rewrites.egraph.layers import Explorer
 from rewrites.extraction import Infeasible
-from rewrites.graph.egraph import prelude
-from rewrites.graph.layers import Explorer
+from rewrites.search import search
 from rewrites.verify.levels import verify_laws
 
 anew, extract = Explorer.graph, search.extract

@@ -3,6 +3,7 @@
 import numpy as np
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import (
     I,
     attention,
@@ -36,9 +37,8 @@ from opmatrix.algebra.operators import (
     weight,
     zero,
 )
+from opmatrix.algebra.positions.patterns import causal, everyone, mask, sequence, window
 from opmatrix.algebra.term import Data, formula
-from opmatrix.batch import Batch
-from opmatrix.patterns import causal, everyone, mask, sequence, window
 
 FUNCTIONS = (relu, gelu, silu, tanh, square, softplus, (square + 0.5) @ rsqrt, (square + 0.5) @ reciprocal)
 POLYNOMIAL = (relu, square)

@@ -228,7 +228,7 @@ def run_all(chosen: list[Case], environment: dict[str, str] | None = None) -> Co
 
 def main() -> None:
     """Run the cases of stdin."""
-    from formats.machine.threads import limit
+    from formats.host.threads import limit
     with limit(1):
         for line in sys.stdin:
             try: result = run(json.loads(line))

@@ -5,13 +5,13 @@ import checkpoints
 from hostile_file import BATCH, Kind
 
 from formats.machine.datasheets import FILE
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.directory.merges import RULES
-from opmatrix.pipelines.text import Tokenizer
-from opmatrix.strategies.plans import plan
-from rewrites.compiler.planned import shapes
+from opmatrix.inference.text import Tokenizer
+from opmatrix.parallel.search.plans import plan
+from rewrites.search.planned import shapes
 
 TEXTS = ["the river runs", "a" * 60 + "! b", "", "\u00e9 12"]
 MODEL = dict(num_hidden_layers=1, hidden_size=6, intermediate_size=8, num_attention_heads=2)

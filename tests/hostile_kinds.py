@@ -10,15 +10,15 @@ from hostile_file import BATCH, KINDS, Kind  # noqa: F401
 
 from formats.machine.model import Machine, NotThisMachine, Rates, here
 from formats.machine.prices import FORMAT_CATALOGUE
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.pipelines.text import read_lines
+from opmatrix.inference.text import read_lines
 from rewrites.approximate import error_cache as remember
 from rewrites.cli import environment
-from rewrites.evaluate.pairs import SentencePairs
-from rewrites.evaluate.reported import Reported
 from rewrites.extraction import serialised
+from rewrites.metrics.pairs import SentencePairs
+from rewrites.metrics.reported import Reported
 
 # ---- checkpoints: no hash says what their numbers were
 

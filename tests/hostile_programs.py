@@ -10,14 +10,14 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.operators import given, product, softmax, symbol, weight
+from opmatrix.algebra.positions.patterns import causal, mask, sequence
 from opmatrix.algebra.term import Data, formula
-from opmatrix.batch import Batch
 from opmatrix.files.loading import PROGRAM, WEIGHTS
-from opmatrix.patterns import causal, mask, sequence
-from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
-from opmatrix.signature import Port
+from opmatrix.runtime.program import Program, Step
 from rewrites.verify.certificate import certify
 
 TEXTS = ["the bank", "a river runs dry"]

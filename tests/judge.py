@@ -8,9 +8,9 @@ import numpy as np
 from equal import proved
 from law_mutants import Mutant, make_law, of_kernel
 
-from rewrites.graph.egraph import engine
-from rewrites.law import Law
+from rewrites.egraph.egraph import engine
 from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.law import Law
 from rewrites.verify.graphs import TOLERANCE, check_seeded
 
 SEEDS = range(6)

@@ -7,14 +7,14 @@ from typing import Any
 
 from sympy import Symbol, sympify
 
-from opmatrix import patterns
 from opmatrix.algebra import monoids
 from opmatrix.algebra.operators import const, heads, join, turn
+from opmatrix.algebra.positions import patterns
 from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.kinds import adjoint, left, right
-from rewrites.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q, stand_in
 from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.kinds import adjoint, left, right
+from rewrites.laws.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q, stand_in
 from rewrites.proofs.refute import instance
 
 Place = tuple[Operator, Operator]

@@ -8,16 +8,16 @@ import numpy as np
 import sympy
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.partitions.virtual import run
-from opmatrix.split.mesh import STRATEGIES, Mesh, meet
-from opmatrix.split.moving import BatchSizes
-from opmatrix.strategies.rank_rates import RankRates
+from opmatrix.parallel.launch.rank_rates import RankRates
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh, meet
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 VOCABULARY = 23
 TABLES = "payload", "wire", "messages"

@@ -2,7 +2,7 @@
 import numpy as np
 
 from formats import Dense
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 
 
 class Writer:

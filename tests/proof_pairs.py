@@ -32,9 +32,9 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import Entrywise, check_input
+from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, mask, sequence, window
 from opmatrix.algebra.shapes import T, size
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import Pattern, causal, everyone, mask, sequence, window
 from rewrites.proofs import refute
 from rewrites.proofs.equations import prove
 

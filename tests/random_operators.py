@@ -12,6 +12,8 @@ import numpy as np
 from random_programs import LIMIT, OTHERS, PLAIN, VOCABULARY, Choices, Grower, size
 
 from opmatrix.algebra import operators
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.operators import (
     I,
     cols,
@@ -29,11 +31,9 @@ from opmatrix.algebra.operators import (
     total,
     weight,
 )
+from opmatrix.algebra.positions.patterns import mask, sequence
 from opmatrix.algebra.term import Data, Operator, Value
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import mask, sequence
-from rewrites.graph.layers import outputs
+from rewrites.egraph.layers import outputs
 
 WIDTHS = 1, 2, 3, 4, 6, 8, 12, 32, 64
 WIDEST, LONGEST, SPACE_ROWS = 64, 5, 4

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from opmatrix.algebra import monoids, operators
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.operators import (
     I,
@@ -26,18 +28,16 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import DenseReading, dense, entrywise
+from opmatrix.algebra.positions.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.algebra.term import KINDS, Data, formula, read
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
-from opmatrix.program import Program
-from rewrites.compiler.search import search
+from opmatrix.runtime.program import Program
+from rewrites.egraph.egraph import fitting, saturate
+from rewrites.egraph.template import Template
 from rewrites.extraction import Infeasible
-from rewrites.flat import flat
-from rewrites.graph.egraph import fitting, saturate
-from rewrites.graph.template import Template
-from rewrites.law import apart
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.flat import flat
+from rewrites.laws.law import apart
+from rewrites.search.search import search
 from rewrites.verify import unrounded, verify_steps
 from rewrites.verify.graphs import disagreements
 from rewrites.verify.routed import Reference

@@ -4,12 +4,12 @@ from functools import cache
 import numpy as np
 from checkpoints import CONFIG, arrays
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.data import Data
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
 from opmatrix.models import build
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 
 RAGGED = Batch([[3, 4, 5, 6, 7], [8], list(range(9, 24))], [[0, 0, 1, 1, 0], [1], [0] * 15])
 KINDS = {"imported": ((), False), "fused": ((), True), "exact": (EXACT_LAWS, True)}    # laws, and whether kernels fuse

@@ -9,12 +9,12 @@ import plain
 from safetensors.numpy import load_file
 from searched import structure
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick, weight
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
+from opmatrix.inference.pooling import LAST
 from opmatrix.models import build, tensors
-from opmatrix.pipelines.pooling import LAST
 from rewrites.workload.resolve import source
 
 BYTES = Path(__file__).parent / "data" / "gpt2_bytes"

@@ -3,7 +3,7 @@ that tests need not calibrate; and laws that are verified already."""
 import sympy
 
 from formats.machine.model import Machine
-from opmatrix.pricing import catalogue
+from opmatrix.runtime.pricing import catalogue
 from rewrites.laws import EXACT_LAWS
 
 EVERY_LAW = [law.name for law in EXACT_LAWS]                 # left out by runs of which no law is the subject

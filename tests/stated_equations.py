@@ -52,9 +52,9 @@ from opmatrix.algebra.operators import (
     weight,
     zero,
 )
+from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import causal, sequence, window
 
 RNG = np.random.default_rng(20)
 def drawn(*shape): return RNG.normal(size=shape)

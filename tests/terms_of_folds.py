@@ -6,12 +6,12 @@ import numpy as np
 
 import opmatrix as om
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import by_distance, product, related, symbol, turn
 from opmatrix.algebra.operators import const, heads, over, tanh, weight
+from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.patterns import causal, sequence, window
-from opmatrix.relations import relation
 from opmatrix.runtime.interpreted import write_term
 
 REACH, MOST = 8, 5                                          # of windows, on both sides; the distances that a table has

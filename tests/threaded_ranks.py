@@ -4,10 +4,10 @@ from threading import Lock, Thread
 
 import numpy as np
 
-from opmatrix.launching.exchanges import Crossings
-from opmatrix.launching.train_runs import TrainingRun, mean_losses, train_plan
-from opmatrix.partitions.ranks import Meter
-from opmatrix.partitions.virtual import Ran
+from opmatrix.parallel.launch.exchanges import Crossings
+from opmatrix.parallel.launch.train_runs import TrainingRun, mean_losses, train_plan
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.ranks.virtual import Ran
 
 
 class Queues(dict):

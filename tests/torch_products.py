@@ -15,7 +15,7 @@ from formats.core.activation import COMPILED
 from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
 from formats.core.stage import OPERANDS, activation, norm, stages_of
-from formats.format import Format
+from formats.storage.format import Format
 
 Product = Callable[[Any], Any]                               # a tensor (T, n) to a tensor (T, p)
 ROUNDED = "bf16", "nm"                                       # torch rounds what these products give to bfloat16

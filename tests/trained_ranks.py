@@ -8,18 +8,18 @@ import numpy as np
 from partitioned import Compared, advised, ids_of, random_arrays, random_axes, random_config
 
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.autodiff.learning import cross_entropy
+from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, head
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.partitions.ranks import Meter
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.training.backward_ranks import run_backward
-from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.learning import cross_entropy
-from opmatrix.training.pullback import pullback
-from opmatrix.training.step_costs import training_step
+from opmatrix.parallel.cost.step_costs import training_step
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.backward_ranks import run_backward
+from opmatrix.parallel.train.backward_split import BackwardSplit
 
 SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
 POLICIES = "units", "selective", "full", "least", "reads"

@@ -2,7 +2,7 @@
 that make graphs larger than their budget."""
 from opmatrix.algebra.operators import magnitude, product, relu, turn
 from opmatrix.algebra.term import KINDS
-from rewrites.law import SIMPLIFY, array, collect, column, law, matrix, n, p, q, value
+from rewrites.laws.law import SIMPLIFY, array, collect, column, law, matrix, n, p, q, value
 
 square, silu, sigmoid = (KINDS[name]() for name in ("square", "silu", "sigmoid"))
 

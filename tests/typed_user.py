@@ -6,19 +6,19 @@ from numpy.typing import NDArray
 
 import opmatrix as om
 from formats import FORMATS, Epilogue, Format, from_arrays
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import I, const, layernorm, relu, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.measure import measure, medians
-from opmatrix.program import Program, Step
+from opmatrix.runtime.measure import measure, medians
+from opmatrix.runtime.program import Program, Step
 from opmatrix.spectra import Spectrum
 from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import Law
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 

@@ -9,9 +9,9 @@ from unittest import mock
 import numpy as np
 
 from formats.core.stage import TINY
-from opmatrix.batch import FIELDS, Fields
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import FIELDS, Fields
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.schedule import Call
 
 FACTOR = np.float32(1.05)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.kernels import KERNELS
 
 GROUP, TAIL, LARGER, SCALED = 32, 16, np.float32(1.01), 1.05

@@ -8,11 +8,11 @@ from unittest import mock
 
 import numpy as np
 
-from formats.kernels.mixing.chunks import PAGE
-from formats.machine.threads import threads
-from opmatrix.pipelines import cached, new_rows
-from opmatrix.pipelines.pages import NO_PAGE, Usage
-from opmatrix.pipelines.session import Pages
+from formats.host.threads import threads
+from formats.kernels.attentions.chunks import PAGE
+from opmatrix.inference import cached, new_rows
+from opmatrix.inference.pages import NO_PAGE, Usage
+from opmatrix.inference.session import Pages
 from opmatrix.runtime.kernels import KERNELS
 
 

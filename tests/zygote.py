@@ -108,9 +108,9 @@ def answer(request):
 if __name__ == "__main__":
     from formats.kernels.engine.compiled import FUNCTIONS
     from formats.kernels.engine.compiler import leave_unemitted
+    from formats.kernels.generated.rowwise import row_lanes as row_lanes
+    from formats.kernels.llvm.text_code import compile_written
     from formats.kernels.rows import activations as activations
-    from formats.kernels.writing.text_code import compile_written
-    from formats.rowwise import row_lanes as row_lanes
     leave_unemitted()
     compile_written(FUNCTIONS["gelu"])                       # numba reads its own tables, and words are written once
     for line in sys.stdin: answer(json.loads(line))

@@ -8,13 +8,13 @@ import numpy as np
 
 import opmatrix as om
 from formats import kernels
-from formats.machine.threads import limit, threads
+from formats.host.threads import limit, threads
 from opmatrix.algebra.term import Operator
-from opmatrix.measure import measure
-from opmatrix.pricing import datasheet
 from opmatrix.runtime.by_sequence import near_keys
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import bound, meaning
+from opmatrix.runtime.measure import measure
+from opmatrix.runtime.pricing import datasheet
 
 HEADS, WIDTH, OTHER_LENGTHS = 12, 64, (1, 15, 16, 17, 1000)
 COLUMNS = "bias", "number_type", "ms", "plain_ms", "over_plain", "over_numpy", "over_torch", "bits", "of_bound", "steps"

@@ -21,7 +21,7 @@ sys.path.append(str(TESTS))                                  # what makes models
 
 from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import open_regular, replacing  # noqa: E402
-from formats.machine.threads import command_line_environment  # noqa: E402
+from formats.host.threads import command_line_environment  # noqa: E402
 
 if Path(sys.argv[0]).resolve().parent in (HERE, LIB):        # not where a test imports this
     os.environ |= command_line_environment() | os.environ
@@ -115,7 +115,7 @@ def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.st
 
 def takes(seconds: float) -> None:
     """Says how long what begins now is going to take; from now on others are looked at."""
-    from formats.machine.quiet import watched
+    from formats.host.quiet import watched
     watched()
     said = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} s"
     say(f"about {said}, on two quiet cores")
@@ -133,7 +133,7 @@ def followed(outcomes, things, bad):
 
 def spread(taken: Sequence[float]) -> float | None:
     """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
-    from formats.machine.quiet import MIN_RUNS, width
+    from formats.host.quiet import MIN_RUNS, width
     return width(taken) if len(taken) >= MIN_RUNS else None
 
 

@@ -66,9 +66,9 @@ class Ragged:
 
     def __init__(self, program):
         try:
-            from opmatrix.batch import Batch
+            from opmatrix.algebra.batch.batch import Batch
         except ModuleNotFoundError:                         # where it was before 0.14
-            from opmatrix.patterns import Batch
+            from opmatrix.algebra.positions.patterns import Batch
         self.program, self.batch = program, Batch
 
     def ready(self, rows): return self.batch(rows)
@@ -128,7 +128,7 @@ class Opmatrix(Engine):
         return ["--workload", str(file)]
 
     def serve(self, job):
-        from opmatrix.program import Program
+        from opmatrix.runtime.program import Program
         return Ragged(Program.load(job.place))
 
 

@@ -11,10 +11,10 @@ from transformed import EQUAL, PROMPTS, TOKENS, replies_beside
 
 from formats.machine.peaks import bandwidth, memory_levels
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.launching.worker import resident
-from opmatrix.measure import seconds
-from opmatrix.pipelines.generation import decodable
-from opmatrix.program import Program
+from opmatrix.inference.generation import decodable
+from opmatrix.parallel.launch.worker import resident
+from opmatrix.runtime.measure import seconds
+from opmatrix.runtime.program import Program
 
 FLAT = 0.01                                                 # that memory may grow by, as a share
 PARTS = 10                                                  # of all steps, of each of which the median counts

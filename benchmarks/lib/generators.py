@@ -18,8 +18,8 @@ from transformed import llama_of
 
 from formats import FORMATS
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.pipelines.generation import decodable
-from opmatrix.program import Program
+from opmatrix.inference.generation import decodable
+from opmatrix.runtime.program import Program
 
 ROUNDED = {"q4_1": "q4_1int8", "q8_0": "q8_0int8"}
 BYTECODE = tempfile.TemporaryDirectory()                  # of processes that are timed

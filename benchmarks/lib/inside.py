@@ -13,22 +13,28 @@ from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 
-MOVED = {"formats.machine.model": "formats.machine", "formats.machine.calibration": "formats.calibration",
-         "rewrites.derivations.schedules": "rewrites.schedules",
-         "rewrites.derivations.stages": "rewrites.stages"}        # where they were before 0.8
+TABLE = Path(__file__).parents[2] / "formats" / "core" / "moved.json"
+MOVED = {new: [old] for old, new in json.loads(TABLE.read_text()).items()}      # names that modules had before 0.21
+for now, before in {"formats.machine.model": "formats.machine", "formats.machine.calibration": "formats.calibration",
+                    "rewrites.explain.derivations.schedules": "rewrites.schedules",
+                    "rewrites.explain.derivations.stages": "rewrites.stages"}.items():      # and before 0.8
+    MOVED.setdefault(now, []).append(before)
 
 
 def module(name):
-    """A module of this tree, where it has it."""
-    try: return import_module(name)
-    except ModuleNotFoundError: return import_module(MOVED[name])
+    """A module of this tree, by the first of its names that the tree has; ModuleNotFoundError where it has none."""
+    names = [name, *MOVED.get(name, ())]
+    for each in names:
+        try: return import_module(each)
+        except ModuleNotFoundError: continue
+    raise ModuleNotFoundError(f"this tree has none of {', '.join(names)}")
 
 
 def catalogue():
     """What a calibration is handed, in a tree since 0.13. Before, kernels of programs entered a table of prices when
     they were imported."""
-    if find_spec("opmatrix.pricing"): return [import_module("opmatrix.pricing").catalogue()]
-    import_module("opmatrix.program")
+    try: return [module("opmatrix.runtime.pricing").catalogue()]
+    except ModuleNotFoundError: module("opmatrix.runtime.program")
     return []
 
 
@@ -84,8 +90,8 @@ def adopt(file):
 
 def schedule(model, target):
     """Saves a schedule by hand, verified: one that every tree can make."""
-    stages = module("rewrites.derivations.stages")
-    made = module("rewrites.derivations.schedules").schedule(model, tokens=128)
+    stages = module("rewrites.explain.derivations.stages")
+    made = module("rewrites.explain.derivations.schedules").schedule(model, tokens=128)
     made = made | stages.join_qkv | stages.prune(0.5, "intermediate") | stages.tile(64)
     made.verify()
     made.program.save(target)
@@ -93,7 +99,7 @@ def schedule(model, target):
 
 def shown(directories):
     """Of each saved program its steps as text, and a digest of its constants' names, types, shapes and numbers."""
-    from opmatrix.program import Program
+    Program = module("opmatrix.runtime.program").Program
     return [described(Program.load(directory)) for directory in directories]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lib.command import InputError
 
 from formats.machine.datasheets import datasheet
-from opmatrix.planner.strategies import Strategy
+from opmatrix.parallel.cost.strategies import Strategy
 
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
 NEEDED = "source", "model", *SHAPE

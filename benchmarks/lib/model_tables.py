@@ -4,7 +4,7 @@ from statistics import geometric_mean, median
 
 from lib.workloads import FRESH, TEXTS
 
-from formats.machine.host import cpu
+from formats.host.host import cpu
 from opmatrix.display.tables import table
 
 WITHIN = 0.3                                                # of 100 times Spearman's correlation: equal quality

@@ -4,7 +4,7 @@ from statistics import median
 
 import numpy as np
 
-from formats.machine.quiet import LOUD, Others
+from formats.host.quiet import LOUD, Others
 
 ORDERS = (0, 1, 1, 0), (1, 0, 0, 1)                         # of a round's turns: neither side is always first, or last
 TURN, SETTLE = 0.03, 0.003                                  # seconds of a turn, or one call; until pools sleep

@@ -5,12 +5,12 @@ import numpy as np
 from terms_of_folds import cases
 
 import opmatrix as om
+from formats.host.threads import limit
 from formats.kernels.engine.compiled import provide
 from formats.machine.peaks import vector_rate
-from formats.machine.threads import limit
-from opmatrix.measure import measure
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
+from opmatrix.runtime.measure import measure
 
 PRODUCT_COLUMNS = "product", "ms", "numpy_ms", "ratio", "of_vector_rate", "bits"
 HEADS, EDGES = 12, 16                                       # of attention; entries of a row

@@ -20,7 +20,7 @@ from lib.engines import ROWS, SEARCH
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
-from formats.machine.threads import command_line_environment
+from formats.host.threads import command_line_environment
 
 ROOT, LIB = Path(__file__).parents[2], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"

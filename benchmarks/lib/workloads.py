@@ -11,11 +11,11 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.pipelines.text import sentences
-from rewrites.evaluate.pairs import SentencePairs
+from opmatrix.inference.text import sentences
+from rewrites.metrics.pairs import SentencePairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[3] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"

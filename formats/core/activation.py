@@ -50,7 +50,7 @@ def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, 
                                        derivative)
 
 
-# Derivatives, of arrays: `opmatrix/training` asks for them, and no kernel computes them.
+# Derivatives, of arrays: `opmatrix/autodiff` asks for them, and no kernel computes them.
 
 def slope_of_gelu(u: Reals) -> Any:
     from scipy.special import erf

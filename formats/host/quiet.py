@@ -77,7 +77,7 @@ class Watch:
     again, and how much faster all threads are than one, are handed in where they were measured."""
 
     def __init__(self) -> None:
-        from formats.machine.host import load_average
+        from formats.host.host import load_average
         self.others, self.load = Others(), load_average()
         self.runs: list[Sequence[float]] = []
         self.speedup: float | None = None
@@ -88,7 +88,7 @@ class Watch:
 
     def values(self) -> dict[str, float]:
         """The value of each sign that can be told."""
-        from formats.machine.threads import threads
+        from formats.host.threads import threads
         processors = os.cpu_count() or 1
         found: dict[str, float] = {}
         if self.load is not None: found["load"] = self.load / processors

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar
 
-from formats.machine.host import Host
+from formats.host.host import Host
 
 T = TypeVar("T")
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")

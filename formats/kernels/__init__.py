@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOMS = "products", "rows", "mixing"
+ROOMS = "matmul", "rows", "attentions"
 LISTED = re.compile(r"^__all__ = \[([^]]*)\]", re.MULTILINE)
 
 
@@ -51,7 +51,7 @@ def borders(*names: str) -> frozenset[int]:
 def digest() -> str:
     """A name for these sources and for what they have from other modules, which becomes part of their code: what was
     compiled from others, or measured with them, is not of these."""
-    from formats.kernels.frozen import imported
+    from formats.kernels.engine.frozen import imported
     home = Path(__file__).parent
     found = hashlib.blake2b(b"".join(path.read_bytes() for path in sorted(home.rglob("*.py"))), digest_size=8)
     for each in imported(home, __name__): found.update(each.encode())

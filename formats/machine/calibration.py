@@ -14,15 +14,15 @@ import numpy as np
 from formats import FORMATS, Format, FormatError, kernels
 from formats.core.arrays import Floats
 from formats.core.epilogue import Epilogue
+from formats.host.quiet import PACE_KERNEL, PACE_SIZES, Pace, Watch, timed
+from formats.host.threads import threads
 from formats.kernels.engine.replay import clock
 from formats.machine.features import FAR, count_uncached, even, locate_call, quantile, weigh_format
 from formats.machine.model import FROM_PYTHON, WAYS, Machine, Rates, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import find_disturbed, fit_correction
 from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
-from formats.machine.quiet import PACE_KERNEL, PACE_SIZES, Pace, Watch, timed
 from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle_timings
-from formats.machine.threads import threads
 
 Making = Callable[[], Epilogue | None]
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
@@ -291,7 +291,7 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
     """Begins to measure what a catalogue declares: what is never recorded, so always called from Python; all else is
     measured when somebody first asks for it. Or measures it whole, in 24 seconds at most, or full, with what searches
     seldom ask for, in a minute and a half. With `blas` also float32 products by numpy, which nothing but
-    `formats.select` asks for. What is taken on a busy machine is marked so."""
+    `formats.storage.select` asks for. What is taken on a busy machine is marked so."""
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     whole = whole or full or not clock()
     names = [name for name in catalogue.common if whole or not catalogue[name].recorded]

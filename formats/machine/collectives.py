@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
-from formats.network.links import Link, check_group
+from formats.machine.links import Link, check_group
 
 if TYPE_CHECKING:
     import sympy

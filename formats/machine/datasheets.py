@@ -17,10 +17,10 @@ from formats import FORMATS
 from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import Array, Term, nnz
 from formats.disk.files import read_json
-from formats.format import Format
 from formats.machine.features import T, n, p
+from formats.machine.links import Link, check_links, check_rates, read_host, read_links
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue, Price, Tile, Work, up
-from formats.network.links import Link, check_links, check_rates, read_host, read_links
+from formats.storage.format import Format
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # what holds a number of another type

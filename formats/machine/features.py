@@ -7,7 +7,7 @@ import sympy
 
 from formats import FORMATS
 from formats.core import sizes
-from formats.machine.host import caches
+from formats.host.host import caches
 from formats.machine.prices import Price
 
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
@@ -44,7 +44,7 @@ def locate_call(price: Price, sizes: Mapping[str, float]) -> list[float]:
 def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
     """The sizes of a call that all workers share; of a product those of the part that the busiest has, times the
     workers: rows, or where there are few, columns, are handed out by portions, which do not always come out even."""
-    from formats.kernels.products.linear import split_work  # with what launches, which not all need that ask for prices
+    from formats.kernels.matmul.linear import split_work  # with what launches, which not all need that ask for prices
     if workers == 1 or not (name := price.product): return dict(sizes)
     T, p = max(ceil(sizes["T"]), 1), int(sizes["p"])
     rows, columns = split_work(T, p, workers, FORMATS[name].portion)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from formats.disk.cache import say
+from formats.host.quiet import drift, probe
 from formats.machine.calibration import calibrate, calibrate_more
 from formats.machine.model import FROM_PYTHON, Machine, NotThisMachine, UnknownPrice, digested, identity, machine_file
 from formats.machine.peaks import Progress
 from formats.machine.prices import Catalogue
-from formats.machine.quiet import drift, probe
 
 T = TypeVar("T")
 

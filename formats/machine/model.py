@@ -17,11 +17,11 @@ from formats.core.errors import InputError
 from formats.disk.cache import location, recall
 from formats.disk.files import parse_json, shown
 from formats.disk.holdings import try_put
+from formats.host.host import Host, caches, cpu
+from formats.host.switches import switched_off
 from formats.machine.features import count_uncached, locate_call
-from formats.machine.host import Host, caches, cpu
 from formats.machine.predictor import Correction
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue
-from formats.machine.switches import switched_off
 
 FEATURES_VERSION = 14                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
@@ -148,8 +148,8 @@ def read_rates(given: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]
 class Machine(Rates):
     """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are
     those of kernels inside a run (WAYS). `busy`: what was seen of others while it was measured
-    (formats/machine/quiet.py), nothing on a quiet machine. `pace`: seconds of what says how fast the machine was then
-    (formats/machine/quiet.py), 0 where nobody looked."""
+    (formats/host/quiet.py), nothing on a quiet machine. `pace`: seconds of what says how fast the machine was then
+    (formats/host/quiet.py), 0 where nobody looked."""
 
     name: str = ""
     threads: int = 1
@@ -252,8 +252,8 @@ def corrects(correction: Correction) -> bool:
 def identity() -> tuple[int, tuple[tuple[str, str], ...]]:
     """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches
     and cores (its name says none of these), the versions that make code, the kernels."""
+    from formats.host.threads import threads
     from formats.kernels import digest
-    from formats.machine.threads import threads
     host = Host.here()
     versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {
         "kernels": digest(), "flags": digested(" ".join(sorted(host.flags)) or cpu()),

@@ -16,8 +16,8 @@ import numpy as np
 from formats import FORMATS
 from formats.core.arrays import room
 from formats.disk.holdings import try_put
-from formats.machine.host import caches, cpu, uncached
-from formats.machine.threads import limit, threads
+from formats.host.host import caches, cpu, uncached
+from formats.host.threads import limit, threads
 
 SIDE, PRODUCT_ROWS = 512, 256                             # of the products that find these rates: a millisecond or less
 MEASURED_SECONDS = 0.02                                      # of one measurement
@@ -92,7 +92,7 @@ def time_parallel(calls: Sequence[Callable[[], object]]) -> float:
 
 def vector_rate() -> Rate:
     """float32 operations a second where no memory is touched: a multiplication and an addition are two."""
-    from formats.kernels.engine.rates import CHAINS, multiply_adds
+    from formats.machine.rates import CHAINS, multiply_adds
     count = 1 << 19
     ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
     calls: list[Callable[[], object]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
@@ -136,7 +136,7 @@ def bandwidth(size: int) -> Rate:
 
 def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
     """An array of so many bytes that is really there, and room for a sum."""
-    from formats.kernels.engine.rates import CHAINS
+    from formats.machine.rates import CHAINS
     array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
     array[...] = 1
     return array, room((CHAINS,), array.dtype)
@@ -144,7 +144,7 @@ def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def sweep(array: np.ndarray, end: np.ndarray) -> None:
     """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
-    from formats.kernels.engine.rates import read_all
+    from formats.machine.rates import read_all
     read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
 
 

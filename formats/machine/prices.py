@@ -1,6 +1,6 @@
 """What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are
 read; and the catalogue of all of them, which is handed to calibrations and to machines. Products and what rides along
-with them stand here; the catalogue that has the kernels of programs, too, is opmatrix/pricing.py's."""
+with them stand here; the catalogue that has the kernels of programs, too, is opmatrix/runtime/pricing.py's."""
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats, room
-from formats.machine.host import uncached
-from formats.machine.quiet import MIN_RUNS, SIGNS, width
-from formats.machine.threads import threads
+from formats.host.host import uncached
+from formats.host.quiet import MIN_RUNS, SIGNS, width
+from formats.host.threads import threads
 
 AGREE = 0.1                                                 # of two timings that repeat, at most apart
 TURNS, MOST_DOUBTFUL = 4, 64                                # of timing again; cases of a turn
@@ -150,7 +150,7 @@ class Rounds:
 # ---- disturbances
 
 def is_wide(taken: Sequence[float]) -> bool:
-    """Tell whether repeated timings differ as they do on a busy machine (formats/machine/quiet.py)."""
+    """Tell whether repeated timings differ as they do on a busy machine (formats/host/quiet.py)."""
     return len(taken) >= MIN_RUNS and width(taken) > SIGNS["spread"].most
 
 

@@ -1,1 +1,1 @@
-"""The storage formats: a file each, all of one form; formats/catalogue.py lists them by name."""
+"""The storage formats: a file each, all of one form; formats/storage/catalogue.py lists them by name."""

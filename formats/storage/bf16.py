@@ -5,7 +5,7 @@ from formats.core.arrays import ROUNDED_TOGETHER, FormatError, as_matrix, multip
 from formats.core.epilogue import gamma
 from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, n, p, u2
-from formats.format import Format
+from formats.storage.format import Format
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 STEP_INPUTS = 32                                             # inputs of a step: 64 bytes

@@ -2,10 +2,10 @@
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, blocks, c, ceiling, f4, n, p, r, u4
-from formats.format import Format
 from formats.storage.csr import compression
+from formats.storage.format import Format
+from formats.storage.pruning import count_kept, highest, importance
 
 TILE, MAX_TILE_SIDE = (16, 16), 1 << 16                      # the usual sides of a tile, and what they are at most
 TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share

@@ -5,29 +5,29 @@ import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.epilogue import Epilogue
-from formats.format import Format
-from formats.masks import Mask
-from formats.pairs.balancedint8 import BalancedInt8
-from formats.pairs.blockint8 import BlockInt8
-from formats.pairs.lowrankint8 import LowRankInt8
-from formats.pairs.nmint8 import NMInt8
-from formats.pairs.q4_1int8 import Q4_1Int8
-from formats.pairs.q8_0int8 import Q8_0Int8
-from formats.stacked import Stacked, can_stack
 from formats.storage.bf16 import BF16
 from formats.storage.block import Block
 from formats.storage.csc import CSC
 from formats.storage.csr import CSR
 from formats.storage.dense import Dense
+from formats.storage.format import Format
 from formats.storage.half import Half
 from formats.storage.int4 import Int4
 from formats.storage.int8 import Int8
 from formats.storage.lowrank import LowRank
+from formats.storage.masks import Mask
 from formats.storage.nm import NM
 from formats.storage.packed import Packed
+from formats.storage.pairs.balancedint8 import BalancedInt8
+from formats.storage.pairs.blockint8 import BlockInt8
+from formats.storage.pairs.lowrankint8 import LowRankInt8
+from formats.storage.pairs.nmint8 import NMInt8
+from formats.storage.pairs.q4_1int8 import Q4_1Int8
+from formats.storage.pairs.q8_0int8 import Q8_0Int8
 from formats.storage.q4_1 import Q4_1
 from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
+from formats.storage.stacked import Stacked, can_stack
 from formats.storage.vectorwise import VectorWise
 
 __all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "Q8_0", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",

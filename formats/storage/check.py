@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from formats.core.epilogue import Epilogue
 
 if TYPE_CHECKING:
-    from formats.format import Format
+    from formats.storage.format import Format
 
 SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
 DEEP_SHAPE = 200, 18                                         # several groups of inputs

@@ -1,10 +1,10 @@
 """Compressed columns of Wᵀ: unstructured sparsity by inputs."""
 import numpy as np
 
-from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
-from formats.format import Format
 from formats.storage.csr import CSR, compression
+from formats.storage.format import Format
+from formats.storage.pruning import count_kept, highest, importance
 
 
 class CSC(Format):

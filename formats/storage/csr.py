@@ -1,9 +1,9 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
 import numpy as np
 
-from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
-from formats.format import Format
+from formats.storage.format import Format
+from formats.storage.pruning import count_kept, highest, importance
 
 
 class CSR(Format):

@@ -1,7 +1,7 @@
 """Dense: the format that every other one is measured against."""
 
 from formats.core.sizes import Min, T, ceiling, f4, n, p
-from formats.format import Format
+from formats.storage.format import Format
 
 
 class Dense(Format):

@@ -45,7 +45,7 @@ from formats.core.stage import SMALLEST
 if TYPE_CHECKING:
     import sympy
 
-    from formats.core.weighed import Spectrum
+    from formats.storage.weighed import Spectrum
 
 DECLARED = ("fit", "pack", "unpack", "kernel")
 RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -379,7 +379,7 @@ class Format:
     @classmethod
     def check(cls, rng: "np.random.Generator") -> None:
         """The test that every format has by being declared; AssertionError says what failed."""
-        from formats.core.check import check
+        from formats.storage.check import check
         check(cls, rng)
 
 

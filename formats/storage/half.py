@@ -3,7 +3,7 @@ import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.sizes import T, f2, n, p
-from formats.format import Format
+from formats.storage.format import Format
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)
 

@@ -6,7 +6,7 @@ import numpy as np
 from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.int8 import (
     STEP_INPUTS,
     UNIT,

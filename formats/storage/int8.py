@@ -9,7 +9,7 @@ from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanel
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.core.stage import SMALLEST
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.packed import Packed
 
 STEP_INPUTS = 64                                             # inputs of a step
@@ -127,8 +127,8 @@ def unsound(where, scale, group):
 
 def row_bytes(x):
     """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three,
-    by the float32 operations of formats/kernels/products/rounding.py, one by one."""
-    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
+    by the float32 operations of formats/kernels/matmul/rounding.py, one by one."""
+    from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
     lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT,
@@ -148,6 +148,6 @@ def bound_error(x, read, W, groups):
     """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their
     sum; x is `read` by rows. What a product of two scales loses that underflows, every whole number of a sum loses;
     rows beyond MOST are multiplied back."""
-    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE
+    from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
     return gamma(groups + 5) * multiply_sizes(read, W) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

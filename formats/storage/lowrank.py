@@ -8,7 +8,7 @@ from formats.core.arrays import Floats, FormatError, as_matrix
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import Min, T, ceiling, f4, n, p, r
 from formats.core.stage import SMALLEST
-from formats.format import Format
+from formats.storage.format import Format
 
 
 class LowRank(Format):

@@ -26,10 +26,10 @@ class Mask:
     sees some, ascending) and of edge: 0 where all is seen, otherwise 1 + the place in `bits` that says what is, a bit
     for each score. So a kernel passes by what is empty, and looks at bits at the edges alone. r is a multiple of 16."""
     name: ClassVar[str] = "mask"
-    ptr: u4[ceiling(m / r) + 1]                              # type: ignore[valid-type]
-    idx: u4[blocks]                                          # type: ignore[valid-type]
-    edge: u4[blocks]                                         # type: ignore[valid-type]
-    bits: u2[edges, r, r / 16]                               # type: ignore[valid-type]
+    ptr: u4[ceiling(m / r) + 1]
+    idx: u4[blocks]
+    edge: u4[blocks]
+    bits: u2[edges, r, r / 16]
     fields: ClassVar[dict[str, Array]]
     bytes: ClassVar["sympy.Expr"]
 
@@ -135,7 +135,7 @@ class Mask:
     def unsound(self) -> str:
         """What is wrong with the stored indices; empty if a kernel may follow them without looking."""
         ptr, idx, edge, bits = self.arrays().values()
-        complaint: str = compression(ptr, idx, -(-self.shape[1] // self.block))         # type: ignore[no-untyped-call]
+        complaint: str = compression(ptr, idx, -(-self.shape[1] // self.block))
         known = np.array_equal(np.sort(edge[edge > 0]), np.arange(1, len(bits) + 1))
         return complaint or ("" if known else "edge is not every place in bits once")
 
@@ -188,10 +188,10 @@ Mask.bytes = Later(lambda: total_bytes(Mask.fields))
 
 
 def attended(length: int, behind: int, ahead: int) -> int:
-    """How many scores attention computes for a sequence where a query sees so many keys behind it and ahead: of each
-    unit of queries (formats/kernels/mixing/attending.py) those with the keys from the first that one of them sees to
-    the last."""
-    from formats.kernels.mixing.attending import units
+    """Count the scores that attention computes for a sequence where a query sees so many keys behind it and ahead: of
+    each unit of queries (formats/kernels/attentions/attending.py) those with the keys from the first that one of them
+    sees to the last."""
+    from formats.kernels.attentions.attending import units
     low = np.arange(0, length, side := units(length, 0)[1])
     high = np.minimum(low + side, length)
     keys = np.minimum(high + ahead, length) - np.maximum(low - behind, 0)

@@ -4,10 +4,10 @@ from types import MappingProxyType
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import importance
 from formats.core.sizes import T, ceiling, f4, group, kept, n, p, u1
-from formats.format import Format
 from formats.storage.csr import CSR
+from formats.storage.format import Format
+from formats.storage.pruning import importance
 
 GROUPS = 4, 8, 16                                            # that a matrix is looked at in
 

@@ -2,7 +2,7 @@
 
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p
-from formats.format import Format
+from formats.storage.format import Format
 
 
 class Packed(Format):

@@ -4,7 +4,7 @@ import numpy as np
 from formats.core.arrays import FormatError
 from formats.core.layout import PANEL, panels, unpanelled
 from formats.core.sizes import Min, T, ceiling, f2, floor, n, p, u4
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.packed import Packed
 

@@ -4,7 +4,7 @@ import numpy as np
 from formats.core.arrays import FormatError
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u1
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS, WIDENINGS, Blocks
 

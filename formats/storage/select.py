@@ -19,11 +19,11 @@ from formats import FORMATS, Format, FormatError
 from formats.core.arrays import Floats, as_matrix, room
 from formats.core.sizes import T
 from formats.disk.cache import say
+from formats.host.quiet import timed
 from formats.machine.features import quantile, weigh_format
 from formats.machine.local import learning, local_machine
 from formats.machine.peaks import Progress
 from formats.machine.prices import FORMAT_CATALOGUE
-from formats.machine.quiet import timed
 
 INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)     # a sample: so many groups of inputs and of outputs, of so many
 PROBES = 16                                                  # rows that a sample is multiplied by

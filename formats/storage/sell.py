@@ -4,9 +4,9 @@ from types import MappingProxyType
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, c, ceiling, f4, group, n, nnz, p, u4, unsigned
-from formats.format import Format
+from formats.storage.format import Format
+from formats.storage.pruning import count_kept, highest, importance
 
 CHUNK, SIGMA = 16, 64
 

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import LINE, MAX_SIZE, Floats, FormatError, by_rows, fixed, is_size, room
 from formats.core.sizes import Size, n, p
-from formats.format import Format, RoundedOperands
-from formats.machine.threads import threads
+from formats.host.threads import threads
+from formats.storage.format import Format, RoundedOperands
 
 TRIED_SIDE = 64                                              # of a matrix of which sizes are asked for
 

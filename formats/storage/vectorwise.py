@@ -4,11 +4,11 @@ from types import MappingProxyType
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import importance
 from formats.core.sizes import T, c, ceiling, f4, group, kept, n, p, u4
-from formats.format import Format
 from formats.storage.csr import CSR
+from formats.storage.format import Format
 from formats.storage.nm import sound
+from formats.storage.pruning import importance
 
 WIDTH = 32
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data
-from opmatrix.relations import Relation
 
 
 class Immutable:

@@ -9,16 +9,16 @@ import numpy as np
 
 from formats.core.activation import ACTIVATIONS
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import FIELDS
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
+from opmatrix.algebra.positions.patterns import Pattern, everyone
+from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
-from opmatrix.batch import FIELDS
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.relations import Relation
-from opmatrix.signature import Port
-from opmatrix.visibility import check_scores
 
 ReadAt: TypeAlias = Any                                    # what x is where a term is read: a Shape, arrays, entries
 ScalarBody: TypeAlias = Callable[[Scalars], Scalars]

@@ -15,6 +15,9 @@ from formats.core.activation import names_called
 from formats.core.errors import InputError
 from opmatrix.algebra import nodes
 from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, whole_of
+from opmatrix.algebra.batch.batch import FIELDS
+from opmatrix.algebra.batch.relations import relation
+from opmatrix.algebra.batch.signature import FLOAT, Port
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
@@ -42,12 +45,9 @@ from opmatrix.algebra.nodes import (
 from opmatrix.algebra.nodes import combinator as combinator
 from opmatrix.algebra.nodes import join as join
 from opmatrix.algebra.nodes import mul as mul
+from opmatrix.algebra.positions.patterns import Pattern, pattern_of
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief, divides, quotient
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
-from opmatrix.batch import FIELDS
-from opmatrix.patterns import Pattern, pattern_of
-from opmatrix.relations import relation
-from opmatrix.signature import FLOAT, Port
 
 __all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "by_distance", "centre", "col", "cols", "compose",
            "const", "diag", "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top",

@@ -16,19 +16,19 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from formats.core.head_blocks import HeadBlocks, make_by_heads
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch, Fields
+from opmatrix.algebra.batch.relations import Relation, Sparse
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.nodes import Cell, ScalarBody
+from opmatrix.algebra.positions.patterns import Pattern, everyone
+from opmatrix.algebra.positions.visibility import Seeing, SeeingEntries, needed, visible, visible_pairs
 from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
 from opmatrix.algebra.shapes import Shape, ShapeError, T, brief
 from opmatrix.algebra.term import Body, Operator, read
-from opmatrix.batch import Batch, Fields
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.relations import Relation, Sparse
-from opmatrix.signature import Port
-from opmatrix.visibility import Seeing, SeeingEntries, needed, visible, visible_pairs
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -6,23 +6,23 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 from opmatrix.algebra.attributes import brief as brief
-from opmatrix.live import H as H
-from opmatrix.live import Live as Live
-from opmatrix.live import LiveSize as LiveSize
-from opmatrix.live import N as N
-from opmatrix.live import S as S
-from opmatrix.live import Space as Space
-from opmatrix.live import T as T
-from opmatrix.live import find_spaces as find_spaces
-from opmatrix.live import space as space
+from opmatrix.algebra.batch.live import H as H
+from opmatrix.algebra.batch.live import Live as Live
+from opmatrix.algebra.batch.live import LiveSize as LiveSize
+from opmatrix.algebra.batch.live import N as N
+from opmatrix.algebra.batch.live import S as S
+from opmatrix.algebra.batch.live import Space as Space
+from opmatrix.algebra.batch.live import T as T
+from opmatrix.algebra.batch.live import find_spaces as find_spaces
+from opmatrix.algebra.batch.live import space as space
 
 if TYPE_CHECKING:
     import sympy
 
+    from opmatrix.algebra.batch.relations import Relation
+    from opmatrix.algebra.batch.signature import Port
     from opmatrix.algebra.data import Data
     from opmatrix.algebra.term import Operator
-    from opmatrix.relations import Relation
-    from opmatrix.signature import Port
 
 def size(name: str) -> sympy.Symbol:
     """A live size: a positive integer that nobody has fixed yet."""

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from opmatrix import body
 from opmatrix.algebra.attributes import bind, brief, whole_of
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.batch.relations import as_relation as relation_of
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
+from opmatrix.algebra.positions.patterns import Pattern, pattern_of
 from opmatrix.algebra.shapes import H, LiveSize, Memo, Needs, R, Shape, ShapeError, Space, T, is_fixed_value, untaken
-from opmatrix.patterns import Pattern, pattern_of
-from opmatrix.relations import Relation
-from opmatrix.relations import as_relation as relation_of
 
 __all__ = ["Data", "Operator", "ShapeError", "Value", "formula", "named", "operator", "substitute"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from formats.core.errors import InputError
 from opmatrix.algebra.monoid import Scalars
 from opmatrix.algebra.nodes import DERIVATIVES, Cell, ReadAt, ScalarBody, combinator, every, matrix, ones
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.patterns import Pattern, everyone
 
 
 def derivative_of(f: Operator) -> ScalarBody:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeAlias
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.training.forward_lines import Forward, is_product
+from opmatrix.autodiff.forward_lines import Forward, is_product
 
 LAYER_IN, NORM_IN, WEIGHT_IN, ACTIVATION_IN, PRODUCT_IN, FACTOR_IN, SOFTMAX_OUT, DROPOUT_MASK = KEPT_UNITS = (
     "input", "norm in", "weight in", "activation in", "product in", "factor in", "softmax out", "dropout mask")

@@ -8,16 +8,16 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, symbol, turn
 from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.batch import Batch
-from opmatrix.split.traced import Operation
-from opmatrix.training.backward_kinds import dropped, fold, shares
+from opmatrix.autodiff.backward_kinds import dropped, fold, shares
 
 if TYPE_CHECKING:
-    from opmatrix.training.pullback import Pulled
+    from opmatrix.autodiff.pullback import Pulled
 
 COTANGENT = "cotangent"                                     # the input by which backward begins
 

@@ -13,19 +13,19 @@ import sympy
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import Port
+from opmatrix.algebra.batch.traced import Operation, Trace, TracedValue
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.oracles import ReadInput
 from opmatrix.algebra.shapes import H, N, Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.signature import Port
-from opmatrix.split.moving import BatchSizes
-from opmatrix.split.traced import Operation, Trace, TracedValue
-from opmatrix.training.forward_lines import Forward, traced_forward
-from opmatrix.training.keeping import DROPOUT_MASK, LEAST, Keep, Policy, kept_lines, name_units, policy_of
-from opmatrix.training.least_kept import least_kept
-from opmatrix.training.line_readings import COTANGENT, computed_lines, term_of
-from opmatrix.training.pull_rules import PULLS, refuse, teaches
+from opmatrix.autodiff.checkpoint_policy import DROPOUT_MASK, LEAST, Keep, Policy, kept_lines, name_units, policy_of
+from opmatrix.autodiff.forward_lines import Forward, traced_forward
+from opmatrix.autodiff.least_saved import least_kept
+from opmatrix.autodiff.line_readings import COTANGENT, computed_lines, term_of
+from opmatrix.autodiff.vjp_rules import PULLS, refuse, teaches
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, TypeAlias
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.batch.traced import Operation, TracedValue
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import cols, const, diag, ones, over, weight
 from opmatrix.algebra.operators import share
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import LiveSize, Shape, Space
 from opmatrix.algebra.term import Operator, adjoint, read
-from opmatrix.patterns import everyone
-from opmatrix.split.traced import Operation, TracedValue
-from opmatrix.training.backward_kinds import derivative, derivative_of, widen
+from opmatrix.autodiff.backward_kinds import derivative, derivative_of, widen
 
 if TYPE_CHECKING:
-    from opmatrix.training.pullback import Pull
+    from opmatrix.autodiff.pullback import Pull
 
 PullRule: TypeAlias = Callable[["Pull", int, Operation, TracedValue], None]
 PULLS: dict[str, PullRule] = {}
@@ -37,7 +37,7 @@ def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
 
 def refuse(what: object) -> InputError:
     return InputError(f"pullback: {brief(what)} has no pullback: leave it out, or declare one "
-                      "(opmatrix/training/pull_rules.py)")
+                      "(opmatrix/autodiff/vjp_rules.py)")
 
 
 def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:

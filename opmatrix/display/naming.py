@@ -12,14 +12,14 @@ import numpy as np
 import sympy
 from sympy.printing.str import StrPrinter
 
-from opmatrix import patterns
 from opmatrix.algebra import monoids, operators
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.named_sizes import find_symbols
+from opmatrix.algebra.positions import patterns
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import KINDS, Operator, formula
-from opmatrix.patterns import Pattern
 
 MAX_LITERAL = 10                                            # numbers of an array that is written out
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.positions.patterns import Positions
 from opmatrix.display.front_plot import front_plot
 from opmatrix.display.html import html_table
 from opmatrix.display.tables import megabytes, ms, percent
-from opmatrix.patterns import Positions
 
 if TYPE_CHECKING:
-    from opmatrix.partitions.plan import Partition
-    from opmatrix.patterns import Pattern
-    from opmatrix.pipelines.session import Pages
-    from opmatrix.program import Program
-    from opmatrix.relations import Relation
+    from opmatrix.algebra.batch.relations import Relation
+    from opmatrix.algebra.positions.patterns import Pattern
+    from opmatrix.inference.session import Pages
+    from opmatrix.parallel.sharding.partition import Partition
+    from opmatrix.runtime.program import Program
 
 MOST_STEPS, MOST_POSITIONS, CELL = 200, 24, 9               # of a program, of a pattern; pixels of a dot
 

@@ -14,16 +14,16 @@ import numpy as np
 import sympy
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import GIVEN, Relation
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import is_known
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import Live
 from opmatrix.algebra.term import NAMES, Operator, factor
 from opmatrix.display.naming import SizeWriter, has_name, is_scalar, label_leaves, literal
 from opmatrix.display.naming import vocabulary as vocabulary
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.relations import GIVEN, Relation
-from opmatrix.signature import Port
 
 
 class Mark(NamedTuple):

@@ -18,8 +18,8 @@ from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
-from opmatrix.pipelines.pooling import LAST, Pooling
-from opmatrix.pipelines.text import ReadableIds, Tokenizer
+from opmatrix.inference.pooling import LAST, Pooling
+from opmatrix.inference.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator

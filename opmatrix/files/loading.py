@@ -11,16 +11,16 @@ from typing import Any
 from formats import FORMATS, read_stored
 from formats.core.errors import InputError
 from formats.disk.files import lying, open_regular, read_json, read_text
+from opmatrix.algebra.batch.signature import HALF, HELD_NUMBERS, Port
+from opmatrix.algebra.custom.custom_names import list_own_names
 from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, ArrayPart, Digest
 from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
-from opmatrix.own.own_names import list_own_names
-from opmatrix.pipelines.parsed_ahead import ParsedAhead
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import Tokenizer, read_tokenizer
-from opmatrix.program import ARRAY, Constant, Program, Step
-from opmatrix.signature import HALF, HELD_NUMBERS, Port
+from opmatrix.inference.parsed_ahead import ParsedAhead
+from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.text import Tokenizer, read_tokenizer
+from opmatrix.runtime.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 FRONT = "front"                                             # the directory of points, each in one of its number
@@ -154,7 +154,10 @@ def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], la
     if owning and field(file, found, "own", list) != [*dict.fromkeys(called)]:
         raise InputError(f"{file}: own: {found['own']!r:.80} is not what its steps have of one's own: {AGAIN}")
     if not called: return
-    from opmatrix.own.own_modules import check_declared, module_of  # imported here: most programs need it not
+    from opmatrix.runtime.codegen.custom_modules import (  # imported here: most programs need it not
+        check_declared,
+        module_of,
+    )
     check_declared(file, called, module_of(laws))
 
 
@@ -164,7 +167,7 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
             raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by "
-                             "opmatrix.pipelines.cached.cached(program)")
+                             "opmatrix.inference.cached.cached(program)")
         return Program(steps, constants, sides["output"], meta)
     ports = [Port.read(name, said, HELD_NUMBERS) for name, said in sides["inputs"].items()]
     return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
@@ -258,7 +261,7 @@ def step(file: Path, i: int, row: object) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
             if "term" in attributes:
-                from opmatrix.own.things import find_unlasting  # imported here: it needs sympy
+                from opmatrix.runtime.codegen.custom_things import find_unlasting  # imported here: it needs sympy
                 if strange := find_unlasting(attributes):
                     raise InputError(f"{file}: steps[{i}]: {strange!r} is a kind that no file may name: {AGAIN}")
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)

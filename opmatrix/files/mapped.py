@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from formats import FORMATS
 from formats.core.arrays import LINE, aligned, all_finite, room
 from formats.core.errors import InputError
-from formats.machine.threads import threads
+from formats.host.threads import threads
 from opmatrix.algebra.data import Numeric
 from opmatrix.files.tensors import Tensor
 

@@ -18,6 +18,8 @@ from formats.disk.cache import HOUR
 from formats.disk.files import fill, read_json, reason, shown
 from formats.disk.holdings import list_entries, removed
 from formats.disk.locks import fcntl, wait_for_lock
+from opmatrix.algebra.batch.signature import FLOAT
+from opmatrix.algebra.custom.custom_names import list_own_names, refuse_collisions
 from opmatrix.algebra.data import Numeric
 from opmatrix.files.loading import (
     APART,
@@ -36,9 +38,7 @@ from opmatrix.files.loading import (
 )
 from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory, twin
-from opmatrix.own.own_names import list_own_names, refuse_collisions
-from opmatrix.program import Program
-from opmatrix.signature import FLOAT
+from opmatrix.runtime.program import Program
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
 DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
@@ -300,14 +300,14 @@ def name_own(program: Program) -> list[str]:
     may name."""
     terms = [(number, step) for number, step in enumerate(program.steps) if "term" in step.attributes]
     if terms:
-        from opmatrix.own.things import find_unlasting  # imported here: most programs need it not
+        from opmatrix.runtime.codegen.custom_things import find_unlasting  # imported here: most programs need it not
         for number, step in terms:
             if strange := find_unlasting(step.attributes):
                 raise InputError(f"not saved: steps[{number}] computes {strange}, which only rewriting and training "
                                  "make, and no file holds: say it by operators of opmatrix")
     called = [*dict.fromkeys(name for step in program.steps for name in list_own_names(step.attributes))]
     if called:
-        from opmatrix.own.things import our_names  # imported here: most programs need it not
+        from opmatrix.runtime.codegen.custom_things import our_names  # imported here: most programs need it not
         refuse_collisions(called, our_names())
     return called
 

@@ -7,14 +7,14 @@ before; RoPE has turned them by then."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
-from opmatrix.patterns import FAR, Pattern, parse
-from opmatrix.program import Program, Step
-from opmatrix.relations import HELD
+from opmatrix.algebra.batch.relations import HELD
+from opmatrix.algebra.batch.signature import FLOAT, Port, check_cache
+from opmatrix.algebra.positions.patterns import FAR, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.operands import C, Heads
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
-from opmatrix.signature import FLOAT, Port, check_cache
 
 CAUSAL = "sequence & causal"                                # whom rows of caches see, at most
 ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window "

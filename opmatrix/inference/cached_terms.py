@@ -2,16 +2,16 @@
 A cache behind a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees what its sequence holds:
 `among(HELD)`. Why that is enough, and what makes it of a program: cached.py."""
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.positions.patterns import among, everyone, parse
 from opmatrix.algebra.shapes import H, brief
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import among, everyone, parse
-from opmatrix.pipelines.cached import CAUSAL, ELSEWHERE, looks_back
-from opmatrix.program import OUTPUT
-from opmatrix.relations import GIVEN, HELD, SLOTS
+from opmatrix.inference.cached import CAUSAL, ELSEWHERE, looks_back
 from opmatrix.runtime.operands import C
+from opmatrix.runtime.program import OUTPUT
 
 
 def cached_model(model: Operator) -> dict[str, Operator]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from formats.core.errors import InputError
 from formats.disk.cache import OTHERS, find_closed, guarded, location, make_directory, why
 from formats.disk.holdings import count_bytes, list_entries
-from opmatrix.batch import Batch
-from opmatrix.pipelines.generation import speaks
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import HELD_NUMBERS
+from opmatrix.inference.generation import speaks
 from opmatrix.runtime.recorded import least_limits
-from opmatrix.signature import HELD_NUMBERS
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
 
 BATCH_LENGTHS = (1,), (2,), (8,), (40,), (300,), (5, 1, 9), (7,) * 40    # of sentences: few rows, many, many sentences
 PROMPTS = (3,), (40,), (5, 20, 1)                           # tokens of prompts that go on together

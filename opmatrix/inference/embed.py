@@ -16,13 +16,13 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.cache import tell
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import ProgressLine
-from opmatrix.pipelines.text import LineReading, Tokenizer
+from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.operands import Rows
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
 
 Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
 OnProgress = Callable[[int, int | None], None]              # so many texts are done, of so many where that is known

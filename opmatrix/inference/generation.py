@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.kernels.mixing.chunks import PAGE
-from opmatrix.batch import Ids
-from opmatrix.patterns import FAR
-from opmatrix.pipelines.cached import rows_behind
-from opmatrix.pipelines.pages import pages_of
-from opmatrix.pipelines.pieces import Pieces
-from opmatrix.pipelines.pooling import LAST
-from opmatrix.pipelines.sampling import Sampling, is_whole
-from opmatrix.pipelines.text import Tokenizer, fault, unpanicked
-from opmatrix.signature import check_cache
+from formats.kernels.attentions.chunks import PAGE
+from opmatrix.algebra.batch.batch import Ids
+from opmatrix.algebra.batch.signature import check_cache
+from opmatrix.algebra.positions.patterns import FAR
+from opmatrix.inference.cached import rows_behind
+from opmatrix.inference.pages import pages_of
+from opmatrix.inference.pieces import Pieces
+from opmatrix.inference.pooling import LAST
+from opmatrix.inference.sampling import Sampling, is_whole
+from opmatrix.inference.text import Tokenizer, fault, unpanicked
 
 if TYPE_CHECKING:
-    from opmatrix.pipelines.session import HeldSequence, Session
-    from opmatrix.program import Program
+    from opmatrix.inference.session import HeldSequence, Session
+    from opmatrix.runtime.program import Program
 
 AT_ONCE = 16                                                # sequences at once
 PROMPT_PIECE = 512                                          # tokens of a prompt that enter at once, with windows

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch, Ids
+from opmatrix.algebra.batch.extents import Extents, pairs
+from opmatrix.algebra.batch.relations import HELD, SLOTS, Relation, Sparse
+from opmatrix.algebra.batch.signature import GivenMatrix, Port, widened
 from opmatrix.algebra.data import ids
-from opmatrix.batch import Batch, Ids
-from opmatrix.extents import Extents, pairs
-from opmatrix.patterns import Pattern
-from opmatrix.relations import HELD, SLOTS, Relation, Sparse
+from opmatrix.algebra.positions.patterns import Pattern
+from opmatrix.runtime.buffers.slots import take_in
 from opmatrix.runtime.by_sequence import held
 from opmatrix.runtime.operands import C
-from opmatrix.runtime.planning.slots import take_in
-from opmatrix.signature import GivenMatrix, Port, widened
 
 if TYPE_CHECKING:
-    from opmatrix.pipelines.session import Pages
+    from opmatrix.inference.session import Pages
 
 
 class New(Batch):

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.core.large_pages import zeros_side_by_side
 from opmatrix import body
+from opmatrix.algebra.batch.batch import Ids
+from opmatrix.algebra.batch.extents import collect_needs
+from opmatrix.algebra.batch.signature import HELD_NUMBERS, Port
+from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.algebra.routes import LISTENING
-from opmatrix.batch import Ids
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import FAR
-from opmatrix.pipelines.cached import rows_behind
-from opmatrix.pipelines.new_rows import New
-from opmatrix.pipelines.pages import NO_PAGE, Holding, State, Usage, pages_of
+from opmatrix.inference.cached import rows_behind
+from opmatrix.inference.new_rows import New
+from opmatrix.inference.pages import NO_PAGE, Holding, State, Usage, pages_of
 from opmatrix.runtime.recorded import Repeated
-from opmatrix.signature import HELD_NUMBERS, Port
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.pipelines.generation import Prompt, Reply
-    from opmatrix.program import Program
+    from opmatrix.inference.generation import Prompt, Reply
+    from opmatrix.runtime.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
 REWINDS = 64                                                # rows that a sequence with windows may always go back
@@ -76,7 +76,7 @@ class Pages:
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR,
                  rewinds: int = REWINDS):
-        from formats.kernels.mixing.chunks import PAGE
+        from formats.kernels.attentions.chunks import PAGE
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         if type(rewinds) is not int or rewinds < 0:
@@ -305,7 +305,7 @@ class Session(Pages):
     def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int = REWINDS):
         ports = [port for port in program.inputs if port.name in program.state]
         if not ports:
-            raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a "
+            raise InputError("start: this program has no state: opmatrix.inference.cached.cached(program) makes a "
                              "program that has")
         super().__init__(ports, capacity, exact, rows_behind(program), rewinds)
         self.program, self.kept = program, list[tuple[New, Repeated]]()         # the batch of the last step, its runs
@@ -344,8 +344,8 @@ class Session(Pages):
         """What follows a prompt, a text or token ids, behind all that each sequence has, as Program.generate says.
         Afterwards a sequence has its prompt and its reply, and can go on. Raises InputError where the caches have no
         room for both, before anything has changed."""
-        from opmatrix.pipelines.generation import carry_on
-        from opmatrix.pipelines.sampling import Sampling
+        from opmatrix.inference.generation import carry_on
+        from opmatrix.inference.sampling import Sampling
         replies, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
         for _ in grown: pass
         return replies
@@ -354,8 +354,8 @@ class Session(Pages):
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
         """What follows a prompt, piece by piece, as `generate` gives it; until the last piece is read, the token that
         came last has not entered the sequence."""
-        from opmatrix.pipelines.generation import carry_on, spoken
-        from opmatrix.pipelines.sampling import Sampling
+        from opmatrix.inference.generation import carry_on, spoken
+        from opmatrix.inference.sampling import Sampling
         return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
@@ -369,9 +369,9 @@ class Session(Pages):
 def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int,
          seed: int = 0) -> New:
     """So many new rows of sequences that have so many already, for a model of new rows
-    (opmatrix.pipelines.cached_terms.cached_model) to be searched, priced and verified on: random ids below `words`,
+    (opmatrix.inference.cached_terms.cached_model) to be searched, priced and verified on: random ids below `words`,
     caches of random numbers."""
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]
     ends = [length + count for length, count in zip(lengths, counts, strict=True)]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files.directory.tokenizer_limits import check_limits
-from opmatrix.pipelines.parsed_ahead import ParsedAhead
-from opmatrix.pipelines.pooling import MEAN, Pooling
+from opmatrix.inference.parsed_ahead import ParsedAhead
+from opmatrix.inference.pooling import MEAN, Pooling
 
 if TYPE_CHECKING:
     import tokenizers

@@ -98,7 +98,7 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
 
 def promised(config: Settings, scores: bool = False) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
-    `rewrites.compiler.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every
+    `rewrites.search.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every
     number:
 
         >>> mlp = dict(hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="g")

@@ -21,9 +21,10 @@ from opmatrix.algebra.operators import (
     product,
     weight,
 )
+from opmatrix.algebra.positions.distances import alibi
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import LiveSize, certain, divides, quotient
 from opmatrix.algebra.term import Operator, Value, formula
-from opmatrix.distances import alibi
 from opmatrix.models.config import (
     ALONE,
     NOT_QUANTISED,
@@ -40,7 +41,6 @@ from opmatrix.models.config import (
     real,
     wrong,
 )
-from opmatrix.patterns import causal, sequence
 
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")

@@ -1,6 +1,6 @@
 """Well-known models as they were published: configurations without weights, a table (opmatrix/models/known.json). A
 configuration is what a family takes; what programs of it would take is planned like that of any other
-(`rewrites.compiler.planned.planned`)."""
+(`rewrites.search.planned.planned`)."""
 import json
 from copy import deepcopy
 from functools import cache

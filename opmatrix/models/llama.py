@@ -4,6 +4,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.positions.patterns import Pattern, causal, sequence
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
@@ -21,7 +22,6 @@ from opmatrix.models.config import (
     real,
     wrong,
 )
-from opmatrix.patterns import Pattern, causal, sequence
 
 QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
 GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",

@@ -1,11 +1,11 @@
 """Mistral (Jiang et al. 2023): a LLaMA that looks back no further than a window. Mixtral (Jiang et al. 2024): one whose
 gated units are experts, of which each token asks the best few."""
 from opmatrix.algebra.operators import ACTIVATIONS
+from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, dimension, optional, whole
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, renormalised
 from opmatrix.models.llama import LLAMA_KEYS, PAIRED, decoder
-from opmatrix.patterns import Pattern, causal, sequence, window
 
 
 @declares(PAIRED, **LLAMA_KEYS, sliding_window=optional(whole()))

@@ -4,6 +4,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
@@ -22,7 +23,6 @@ from opmatrix.models.config import (
 from opmatrix.models.experts import DENSE_LAYERS, EXPERT_KEYS, GATED, Experts, best_of_groups, plain_unit
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
-from opmatrix.patterns import causal, sequence
 
 SECOND = "the second version of this model computes otherwise"
 SCALED = "shares of the chosen experts are scaled by router_scale alone"

@@ -2,11 +2,11 @@
 queries and keys are normed in every head. Both may look back no further than a window, from some layer on."""
 from collections.abc import Callable
 
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, declares, dimension, flag, optional, whole, wrong
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
-from opmatrix.patterns import Pattern
 
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # whether a layer has the window
 LISTED = Key(f"a list of {' and '.join(LAYER_TYPES)}",

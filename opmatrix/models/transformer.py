@@ -23,10 +23,10 @@ from opmatrix.algebra.operators import (
     rotary,
     weight,
 )
+from opmatrix.algebra.positions.patterns import Pattern, parse
 from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, declares, dimension, flag, layers, one_of, real, wrong
-from opmatrix.patterns import Pattern, parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
 NORM_KINDS = dict(layer=layernorm, rms=rmsnorm)

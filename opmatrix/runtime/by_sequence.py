@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import gamma
-from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.arguments import Doubles as Doubles
 
@@ -41,7 +41,7 @@ def unseen(batch: Batch, rows: slice, where: Pattern, queries: NDArray[np.int64]
 
 def held(slot: int, before: NDArray[np.int64]) -> list[int]:
     """The rows of a cache that a sequence holds up to one of them."""
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
     page, rows = slot // PAGE, slot % PAGE + 1
     slots: list[int] = []
     while page >= 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 from formats.core.stage import stages_of
 from formats.machine.prices import NARROW_SUFFIX, TIMES
-from opmatrix.extents import WHOLE, Extents, PatternPairs, T
+from opmatrix.algebra.batch.extents import WHOLE, Extents, PatternPairs, T
 from opmatrix.runtime.arguments import Arguments
 
 Costs = list[tuple[str, dict[str, float]]]

@@ -11,19 +11,19 @@ from typing import Any, Self
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import DenseReading
+from opmatrix.algebra.positions.patterns import Pattern
+from opmatrix.algebra.positions.visibility import needed
 from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
-from opmatrix.own.things import name_kind, name_monoid
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation
 from opmatrix.runtime.arguments import Arguments, Doubles, split_operands
+from opmatrix.runtime.codegen.custom_things import name_kind, name_monoid
 from opmatrix.runtime.terms import measured, parse_operator
-from opmatrix.visibility import needed
 
-UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix.patterns), or evaluate the term "
-              "itself, x @ term")
+UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "
+              "evaluate the term itself, x @ term")
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:

@@ -14,20 +14,20 @@ from formats import kernels
 from formats.core.choices import LARGEST_FLOAT32, OneOf, Range
 from formats.core.epilogue import Epilogue
 from formats.core.stage import ADDED, PER_COLUMN, Stage, collect_operands
-from formats.format import Format
 from formats.machine.prices import Price, untimed
-from formats.stacked import Stacked
-from opmatrix.batch import Fields
-from opmatrix.extents import T
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation
+from formats.storage.format import Format
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.batch import Fields
+from opmatrix.algebra.batch.extents import T
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.arguments import BESIDE as BESIDE
 from opmatrix.runtime.arguments import Arguments as Arguments
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Cost
 from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
 from opmatrix.runtime.seen import patterns_seen
-from opmatrix.telling import telling_fills, telling_values
+from opmatrix.runtime.telling import telling_fills, telling_values
 
 REQUIRED = Parameter.empty
 SPACED = Rows, Heads                                        # values whose rows are of a space that they name

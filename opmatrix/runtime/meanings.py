@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.format import Format
-from formats.machine.threads import limit, threads
-from formats.stacked import Stacked
+from formats.host.threads import limit, threads
+from formats.storage.format import Format
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import widened
 from opmatrix.algebra.routes import LISTENING, noting
-from opmatrix.batch import Batch
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.scheme import make_groups
-from opmatrix.signature import widened
 
 if TYPE_CHECKING:
     from opmatrix.runtime.schedule import Call, Schedule

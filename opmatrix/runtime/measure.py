@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opmatrix.program import Given, Program
+    from opmatrix.runtime.program import Given, Program
 
 Seconds = dict[str, list[float]]
 

@@ -6,10 +6,10 @@ import numpy as np
 from formats.core.arrays import LINE as LINE
 from formats.core.sizes import Size as Live
 from formats.core.sizes import size
-from formats.format import Format
-from formats.stacked import Stacked
-from opmatrix.extents import WHOLE, Extents, S, T
-from opmatrix.signature import CACHED, FLOAT, HELD_NUMBERS, Port
+from formats.storage.format import Format
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.extents import WHOLE, Extents, S, T
+from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, Port
 
 FLOAT_BYTES = 4                                             # bytes of a number at run time: every value is float32
 C = size(CACHED)                                            # rows of caches

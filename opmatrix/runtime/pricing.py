@@ -10,9 +10,9 @@ from formats.machine import datasheets
 from formats.machine.local import local_machine
 from formats.machine.model import Machine
 from formats.machine.prices import FORMAT_CATALOGUE, Catalogue
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.program import Program, Step
 
 
 def catalogue() -> Catalogue:

@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
-from formats.format import Format
-from formats.stacked import Stacked
+from formats.storage.format import Format
+from formats.storage.stacked import Stacked
 from opmatrix import body
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, S, T
+from opmatrix.algebra.batch.signature import INTEGER, Port, Signature
 from opmatrix.algebra.data import Numeric
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, S, T
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
-from opmatrix.patterns import Pattern
-from opmatrix.pipelines.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import Tokenizer, read_tokenizer
-from opmatrix.regions.infinite import check_numbers
-from opmatrix.reopened import Reopened
+from opmatrix.inference.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
+from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.text import Tokenizer, read_tokenizer
+from opmatrix.runtime.codegen.infinite import check_numbers
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.recorded import least_limits
+from opmatrix.runtime.reopened import Reopened
 from opmatrix.runtime.schedule import Schedule
-from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
-    from opmatrix.pipelines.generation import Prompt, Reply
-    from opmatrix.pipelines.session import Session
+    from opmatrix.inference.generation import Prompt, Reply
+    from opmatrix.inference.session import Session
 
 ExactRows = NDArray[np.float64]
 Constant = Format | Stacked | Numeric
@@ -89,7 +89,7 @@ class Program(Reopened):
     type.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
-    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pipelines.pooling),
+    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.inference.pooling),
     certificate, whatever belongs to it. Constants may lie anywhere, as they do in mapped files: what does not begin at
     a multiple of a number's size is copied once. Raises ValueError, which names the step, for an unknown kernel,
     operand, attribute or shape that does not fit."""
@@ -169,11 +169,11 @@ class Program(Reopened):
             yield step, found, exact
 
     def start(self, capacity: int, exact: bool = False, rewinds: int | None = None) -> "Session":
-        """The session of a program with state (opmatrix.pipelines.cached): caches of so many rows, for any number of
+        """The session of a program with state (opmatrix.inference.cached): caches of so many rows, for any number of
         sequences. `exact`: float64, by the meanings of the kernels. Where no row sees further behind than a window,
         rows behind it are given back, but for so many `rewinds` that a sequence may always go back, 64 where none are
         given. Raises InputError for a program without state."""
-        from opmatrix.pipelines.session import REWINDS, Session
+        from opmatrix.inference.session import REWINDS, Session
         return Session(self, capacity, exact, REWINDS if rewinds is None else rewinds)
 
     def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
@@ -198,28 +198,28 @@ class Program(Reopened):
                  cache: str | None = None) -> "list[Reply]":
         """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
         once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
-        opmatrix.pipelines.sampling. `cache`: the number type of keys and values, float32, or bf16 in half the bytes.
+        opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half the bytes.
         Raises InputError for what is no language model's, no choice, and a prompt that is empty or leaves no room."""
-        from opmatrix.pipelines.generation import generate
-        from opmatrix.pipelines.sampling import Sampling
+        from opmatrix.inference.generation import generate
+        from opmatrix.inference.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None
                     ) -> Iterator[str]:
         """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
-        from opmatrix.pipelines.generation import stream_reply
-        from opmatrix.pipelines.sampling import Sampling
+        from opmatrix.inference.generation import stream_reply
+        from opmatrix.inference.sampling import Sampling
         return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     @property
     def decoder(self) -> "Program":
-        """The program with state of the same steps (opmatrix.pipelines.cached)."""
+        """The program with state of the same steps (opmatrix.inference.cached)."""
         return self.decode_with()
 
     def decode_with(self, number: str | None = None) -> "Program":
         """The decoder whose caches hold numbers of this type; of none, of those that it rounds to. Made once."""
-        from opmatrix.pipelines.cached import cached
+        from opmatrix.inference.cached import cached
         made: dict[str | None, Program] = vars(self).setdefault("decoders", {})
         if number not in made: made[number] = cached(self, number)
         return made[number]
@@ -265,7 +265,7 @@ class Program(Reopened):
         """Seconds of runs, and of each step inside them: looked at by native code between its stages, so they add up to
         the run but for what Python does before and after. Raises as `run` does, and RuntimeError where native code
         finds no clock."""
-        from opmatrix.measure import seconds, undisturbed
+        from opmatrix.runtime.measure import seconds, undisturbed
         given, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
         inside: list[dict[int, float]] = []
         with undisturbed():

@@ -11,19 +11,19 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.host import caches
-from formats.machine.threads import threads
+from formats.host.host import caches
+from formats.host.threads import threads
+from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
-from opmatrix.extents import Extents, S, T
+from opmatrix.runtime.buffers.planner import Plan
+from opmatrix.runtime.buffers.slots import GroupTable, Slots
 from opmatrix.runtime.operands import number_of, round_to_lines
-from opmatrix.runtime.planning.planner import Plan
-from opmatrix.runtime.planning.slots import GroupTable, Slots
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 
 if TYPE_CHECKING:
     from formats.kernels.engine.replay import Script
-    from opmatrix.batch import Batch
+    from opmatrix.algebra.batch.batch import Batch
     from opmatrix.runtime.schedule import Call, Schedule
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from formats.core.errors import InputError
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
 
 
 class Reopened:

@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import as_contiguous
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, S, T
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, S, T
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.batch.signature import WIDEST, Port, widened
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.arguments import Doubles
+from opmatrix.runtime.buffers.planner import Plan
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import compute, meaning, run_noted
 from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
-from opmatrix.runtime.planning.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.scheme import reading_rows
 from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers, unwritten
-from opmatrix.signature import WIDEST, Port, widened
 
 if TYPE_CHECKING:
-    from opmatrix.program import Constant, Step
+    from opmatrix.runtime.program import Constant, Step
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.host import caches
-from opmatrix.extents import Extents
+from formats.host.host import caches
+from opmatrix.algebra.batch.extents import Extents
 
 if TYPE_CHECKING:
     from formats.machine.model import Machine

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from formats.masks import Mask
+from formats.storage.masks import Mask
+from opmatrix.algebra.batch.batch import FIELDS, Batch
+from opmatrix.algebra.batch.relations import Relation, relation
 from opmatrix.algebra.data import Numeric
-from opmatrix.batch import FIELDS, Batch
-from opmatrix.patterns import MAX_TABLES, Pattern, parse
-from opmatrix.relations import Relation, relation
+from opmatrix.algebra.positions.patterns import MAX_TABLES, Pattern, parse
 from opmatrix.runtime.arguments import Arguments
 
 MaskTables = tuple[Numeric, ...]

@@ -10,9 +10,9 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from opmatrix.extents import Extents, S, T
+from opmatrix.algebra.batch.extents import Extents, S, T
+from opmatrix.runtime.buffers.planner import Life, Plan, place_buffers
 from opmatrix.runtime.operands import LINE, BufferSize
-from opmatrix.runtime.planning.planner import Life, Plan, place_buffers
 
 if TYPE_CHECKING:
     from opmatrix.runtime.schedule import Schedule

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.batch import FIELDS, Batch, Fields
+from opmatrix.algebra.batch.batch import FIELDS, Batch, Fields
 
 TellingRows = NDArray[np.float32]
 RowShapes = Mapping[str, tuple[int, ...]]                   # of one row of each operand

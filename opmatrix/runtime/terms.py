@@ -10,16 +10,16 @@ import numpy as np
 
 from formats.disk.files import parse_json
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import Relation, relation
+from opmatrix.algebra.batch.signature import WIDEST
+from opmatrix.algebra.custom.custom_names import find_named, is_own_name
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.positions.patterns import Pattern, everyone, parse
 from opmatrix.algebra.shapes import H, Live, LiveSize, N, Shape, ShapeError, Space, T, expression, find_spaces, space
 from opmatrix.algebra.term import Operator, read
-from opmatrix.own.own_names import find_named, is_own_name
-from opmatrix.own.things import find_kind
-from opmatrix.patterns import Pattern, everyone, parse
-from opmatrix.relations import Relation, relation
-from opmatrix.signature import WIDEST
+from opmatrix.runtime.codegen.custom_things import find_kind
 
 Item = TypeVar("Item")
 MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another

@@ -3,7 +3,7 @@ run on."""
 from typing import NoReturn
 
 from formats.core.errors import InputError
-from opmatrix.program import Constant, Program
+from opmatrix.runtime.program import Constant, Program
 
 
 class Planned(Program):

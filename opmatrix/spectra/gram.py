@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
-from opmatrix.signature import GivenMatrix
+from opmatrix.algebra.batch.signature import GivenMatrix
 from opmatrix.spectra.measures import RealArray, Spectrum, check_matrix
 
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from formats.core.sizes import T
-from formats.format import Format
+from formats.storage.format import Format
 from opmatrix.spectra.gram import Gram, gram_diagonal, low_rank_errors, metric, output_energy
 from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 

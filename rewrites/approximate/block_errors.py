@@ -9,22 +9,22 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import count_scores
 from opmatrix.algebra.oracles import DenseReading, apply_factor, entered
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.extents import count_scores
-from opmatrix.patterns import Pattern
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.approximate import trials
 from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, Trials, join_batches, sample, try_steps
-from rewrites.compiler.sparse_attention import sparse_attention_candidates
-from rewrites.compiler.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices
-from rewrites.phases import Attempts
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices
+from rewrites.search.sparse_attention import sparse_attention_candidates
+from rewrites.search.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
 from rewrites.verify.differences import difference
+from rewrites.workload.phases import Attempts
 from rewrites.workload.workload import Workload
 
 ROUNDING = 2.0 ** -24                                       # relative: what float32 does not tell from nothing

@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.search import SearchSpace, Structure, lowest
+from rewrites.approximate.columns import (
+    NO_LINKS,
+    Column,
+    Dual,
+    DualPrice,
+    Links,
+    Master,
+    PartProblem,
+    ProgramShape,
+    Shared,
+)
 from rewrites.extraction import Infeasible
-from rewrites.lower.representations import Methods
-from rewrites.lower.sharing import find_shared, users
-from rewrites.pareto.columns import NO_LINKS, Column, Dual, DualPrice, Links, Master, PartProblem, ProgramShape, Shared
+from rewrites.lowering.representations import Methods
+from rewrites.lowering.sharing import find_shared, users
+from rewrites.search.search import SearchSpace, Structure, lowest
 
 SEEDS = 3                                                   # rounds of one part a structure before all are asked
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known

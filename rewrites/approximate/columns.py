@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rewrites.compiler.search import TIE
+from rewrites.egraph.borders import FULL
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, Repriced, order
-from rewrites.graph.borders import FULL
-from rewrites.lower.lower import Lowering, Stored, Use
+from rewrites.lowering.lower import Lowering, Stored, Use
+from rewrites.search.search import TIE
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 DualPrice = tuple[float, float, float]                      # of a second, a byte, a unit of squared error
-Shared = Hashable                                           # what several parts may read (rewrites/lower/sharing.py)
+Shared = Hashable                                           # what several parts may read (rewrites/lowering/sharing.py)
 Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
 NO_LINKS: Links = MappingProxyType({})
 ANSWER_GAP = 1e-5                                           # of a part's answer to a price, relative

@@ -15,12 +15,12 @@ from formats.disk import cache
 from formats.disk.cache import Distrusted
 from formats.disk.files import parse_json
 from formats.disk.holdings import try_put
-from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Program
 from opmatrix.spectra import Limits
-from rewrites.lower.lower import Method
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices
+from rewrites.lowering.lower import Method
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices
 
 ERRORS_VERSION = 9                                          # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors

@@ -6,19 +6,19 @@ from math import isnan, nan
 
 import numpy as np
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import unheard
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
+from rewrites.approximate.proposals import Choices, chosen_methods, undominated
 from rewrites.approximate.trials import LARGE
-from rewrites.compiler.approximation import by
-from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
-from rewrites.lower.lower import is_plain
-from rewrites.pareto.proposals import Choices, chosen_methods, undominated
-from rewrites.phases import Attempts, Tell
+from rewrites.lowering.lower import is_plain
+from rewrites.search.approximation import by
+from rewrites.search.search import Structure
 from rewrites.verify.differences import Change
 from rewrites.verify.programs import unrounded
 from rewrites.verify.routed import Reference, ScoreMove, redrawn, score_moves
+from rewrites.workload.phases import Attempts, Tell
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest

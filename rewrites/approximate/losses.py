@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.batch import Batch
 from rewrites.approximate.block_errors import relative_change, residual_stream
-from rewrites.pruning.removing import WHAT, Level, every_coupled, fit_removals
-from rewrites.pruning.structured import CoupledWeights, coupled_weights
+from rewrites.approximate.removing import WHAT, Level, every_coupled, fit_removals
+from rewrites.approximate.structured import CoupledWeights, coupled_weights
 
 STEPS = tuple(step / 8 for step in range(1, 8))             # shares of a pair's groups that are tried
 SHARES = 0.2, 0.35, 0.45, 0.525, 0.6, 0.7                  # of all numbers that the last step of each pair lets go

@@ -8,25 +8,25 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
-from opmatrix.batch import Batch
-from opmatrix.own.own_names import list_own_names
-from opmatrix.program import Constant, Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.custom.custom_names import list_own_names
+from opmatrix.runtime.program import Constant, Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
+from rewrites.approximate.budgets import Budgets
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
 from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
 from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import measure_weights
-from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import ConstantKey, Emitter
-from rewrites.compiler.fit import Fitter, WeightKey
-from rewrites.compiler.search import SearchSpace, Structure
 from rewrites.laws.kernel_law import STACK
-from rewrites.lower.lower import Lowering, Method, Use
-from rewrites.lower.narrowing import narrowed
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import Budgets
-from rewrites.phases import Attempts
+from rewrites.lowering.lower import Lowering, Method, Use
+from rewrites.lowering.narrowing import narrowed
+from rewrites.lowering.representations import Representable
+from rewrites.search.approximation import Approximation
+from rewrites.search.emit import ConstantKey, Emitter
+from rewrites.search.fit import Fitter, WeightKey
+from rewrites.search.search import SearchSpace, Structure
+from rewrites.workload.phases import Attempts
 
 
 @dataclass

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import apply_factor, dense, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.batch import Batch
 from opmatrix.spectra.gram import Gram
 from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.removal import Removal, removals
-from rewrites.pruning.structured import HEADS, UNITS, CoupledWeights, coupled_weights
+from rewrites.approximate.structured import HEADS, UNITS, CoupledWeights, coupled_weights
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL

@@ -7,16 +7,16 @@ import numpy as np
 
 from formats import FORMATS, Dense, Format, Stacked
 from formats.core.arrays import Floats
-from opmatrix.batch import Batch
-from opmatrix.program import Constant, Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Constant, Program
 from opmatrix.spectra.gram import Seen
-from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import Emitter, store_blocks
-from rewrites.compiler.fit import Fitter
-from rewrites.compiler.search import Structure
 from rewrites.laws.kernel_law import STACK
-from rewrites.lower.calls import table_number
-from rewrites.lower.lower import TURNED, Lowering, Method, Stored
+from rewrites.lowering.calls import table_number
+from rewrites.lowering.lower import TURNED, Lowering, Method, Stored
+from rewrites.search.approximation import Approximation
+from rewrites.search.emit import Emitter, store_blocks
+from rewrites.search.fit import Fitter
+from rewrites.search.search import Structure
 
 ValueKey = tuple[int, str, int]                             # a value of any program: its part, the border state before
                                                             # it, its class

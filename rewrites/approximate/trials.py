@@ -2,7 +2,7 @@
 
 All kinds of approximation meet here. Candidates are listed; each is tried on rows that it was not fitted to; one whose
 `error`, the squared relative change of the output, is small enough becomes columns of the linear program, in which
-errors add up (rewrites/pareto)."""
+errors add up (rewrites/approximate)."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.batch import Batch
-from opmatrix.program import Constant, Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Constant, Program
 from opmatrix.runtime.schedule import Call, call
 from opmatrix.runtime.segments import Walked, unwritten
 from rewrites.approximate.sites import WeightSite

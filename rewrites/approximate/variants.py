@@ -12,24 +12,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
+from rewrites.approximate.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
+from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels
+from rewrites.approximate.proposals import Choices
+from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.approximate.trials import sample
-from rewrites.compiler.emit import Emitter
-from rewrites.compiler.search import SearchSpace, Structure, cheapest
-from rewrites.evaluate.quality import Quality
 from rewrites.extraction import Infeasible
-from rewrites.lower.lower import Method
-from rewrites.lower.representations import Representable, only_narrows
-from rewrites.pareto.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
-from rewrites.pareto.proposals import Choices
-from rewrites.phases import Attempts, Tell
-from rewrites.pruning.losses import SHARES, Curve, count_trials, curves, levels
-from rewrites.pruning.removing import Level, Removed, every_coupled, remove_groups
+from rewrites.lowering.lower import Method
+from rewrites.lowering.representations import Representable, only_narrows
+from rewrites.metrics.quality import Quality
+from rewrites.search.emit import Emitter
+from rewrites.search.search import SearchSpace, Structure, cheapest
 from rewrites.verify.differences import difference
 from rewrites.verify.routed import Reference
+from rewrites.workload.phases import Attempts, Tell
 from rewrites.workload.workload import Workload, calibration
 
 BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge

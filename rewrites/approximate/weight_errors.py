@@ -8,20 +8,20 @@ from math import inf
 import numpy as np
 
 from formats import FORMATS, can_stack
-from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Program
 from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
-from rewrites.compiler.fit import Fitter, head_squares
-from rewrites.lower.lower import TURNED, Method
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices, stored_bytes
-from rewrites.lower.representations import keeps_width
-from rewrites.phases import Attempts
+from rewrites.lowering.lower import TURNED, Method
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices, stored_bytes
+from rewrites.lowering.representations import keeps_width
+from rewrites.search.fit import Fitter, head_squares
 from rewrites.verify.differences import difference
+from rewrites.workload.phases import Attempts
 
 SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
 COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice its rows

@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from opmatrix.pipelines.parsed_ahead import ParsedAhead
+from opmatrix.inference.parsed_ahead import ParsedAhead
 from rewrites.cli.environment import prepare
-from rewrites.straight import TOKENIZER, read_plainly
+from rewrites.cli.straight import TOKENIZER, read_plainly
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and

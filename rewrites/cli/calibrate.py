@@ -11,17 +11,18 @@ from pathlib import Path
 from formats import kernels
 from formats.disk.cache import CACHE_VARIABLE
 from formats.disk.files import shown
-from formats.machine import blas, peaks
+from formats.host import blas
+from formats.host.quiet import describe_noise
+from formats.machine import peaks
 from formats.machine.calibration import calibrate
 from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
-from formats.machine.quiet import describe_noise
 from opmatrix.display.tables import table
-from opmatrix.pipelines.compiled_ahead import compile_ahead
-from opmatrix.pricing import catalogue
-from opmatrix.program import Program
+from opmatrix.inference.compiled_ahead import compile_ahead
+from opmatrix.runtime.pricing import catalogue
+from opmatrix.runtime.program import Program
 from rewrites.cli import environment
-from rewrites.phases import Report
+from rewrites.workload.phases import Report
 
 TAKEN_BUSY = ("prices are too high; the calibration is marked so, and the first command that finds the machine quiet "
               "takes it anew")

@@ -70,14 +70,14 @@ def optimize(
         say(said)
         write_results(bounds, results)
         return
-    from rewrites.phases import Report, silence_stdout
+    from rewrites.workload.phases import Report, silence_stdout
     report = Report(quiet=quiet, began=context.obj)
     with report.phase("start", brief=True):
         from opmatrix.files.saving import attempt
-        from rewrites.evaluate.reported import Named
         from rewrites.laws import EXACT_LAWS
-        from rewrites.lower.mixed import parse_mix
-        from rewrites.pages.html_report import page_place, write_html
+        from rewrites.lowering.mixed import parse_mix
+        from rewrites.metrics.reported import Named
+        from rewrites.report.pages.html_report import page_place, write_html
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
         from rewrites.workload.resolve import name_places
@@ -102,7 +102,7 @@ def optimize(
 
 def refuse_weightless(model: str) -> None:
     """Raises InputError where a model's name is that of a configuration alone."""
-    from rewrites.compiler.planned import weightless
+    from rewrites.search.planned import weightless
     if weightless(model):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
                          "NAME to predict")
@@ -116,7 +116,7 @@ def declarations(file: Path | None) -> "UserDeclarations":
 
 def refuse(memory: float | None, number_type: str, output: str) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
-    from rewrites.lower.representations import check_budgets
+    from rewrites.lowering.representations import check_budgets
     from rewrites.workload.workload import check_output
     check_budgets(memory and 1e6 * memory, number_type)
     check_output(output)
@@ -126,7 +126,7 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
 def calibrate(context: typer.Context, results: options.Results = None) -> None:
     """Measure this machine, a minute or two once kernels are compiled: peaks, bandwidths, the fastest BLAS, what every
     kernel's time grows with."""
-    from rewrites.phases import Report, silence_stdout
+    from rewrites.workload.phases import Report, silence_stdout
     possible({"--json": (results, writable)})
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
@@ -162,8 +162,8 @@ def run(
 ) -> None:
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
     a language model, the likeliest tokens that follow each."""
-    from opmatrix.program import Program
-    from rewrites.evaluate.texts_run import run_texts
+    from opmatrix.runtime.program import Program
+    from rewrites.metrics.texts_run import run_texts
     possible({"--json": (results, writable)}, directory, own)
     said, found = run_texts(Program.load(directory, laws=own), text, truncate)
     say(said)
@@ -205,8 +205,8 @@ def embed_file(
     """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
     checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing; of a language model, the
     scores of what follows its last token."""
-    from opmatrix.pipelines import embed
-    from opmatrix.program import Program
+    from opmatrix.inference import embed
+    from opmatrix.runtime.program import Program
     possible({"--out": (out, embed.replaceable)}, directory, None if file == "-" else file, own)
     program, start = Program.load(directory, laws=own), time.perf_counter()
     texts = embed.read_stdin() if file == "-" else Path(file)
@@ -234,9 +234,9 @@ def evaluate(
     """How good checkpoints and saved programs are. With --pairs: Spearman's correlation, times 100, of the cosines of
     sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
     nats a byte."""
-    from rewrites.evaluate import evaluate as evaluation
-    from rewrites.evaluate.pairs import SentencePairs
-    from rewrites.phases import Report, silence_stdout
+    from rewrites.metrics import evaluate as evaluation
+    from rewrites.metrics.pairs import SentencePairs
+    from rewrites.workload.phases import Report, silence_stdout
     possible({"--json": (results, writable)}, models, pairs, text, own)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
     if tokens is not None and tokens < 2:
@@ -299,11 +299,11 @@ def explain(
 ) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
     a report names it: your own files are named again, and compared by SHA-256."""
-    from rewrites.phases import Report, silence_stdout
+    from rewrites.workload.phases import Report, silence_stdout
     possible({"--json": (results, writable)}, directory, own, text, workload, model)
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
-        from rewrites.explain import find_explanation
+        from rewrites.cli.explained_program import find_explanation
     with silence_stdout():
         said, found = find_explanation(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
     say(said)
@@ -318,8 +318,8 @@ def write_report(
 ) -> None:
     """The report of a saved program as one page of HTML, made of its report.json alone: no network, no script; it
     prints, and reads at any width."""
-    from rewrites.pages.html_report import page_place, write_html
-    from rewrites.pages.kept_report import read_kept
+    from rewrites.report.pages.html_report import page_place, write_html
+    from rewrites.report.pages.kept_report import read_kept
     target = out or Path(f"{directory.resolve().name}.html")
     possible({"--out": (target, page_place)}, directory if directory.is_file() else None)
     write_html(read_kept(directory), target)
@@ -357,8 +357,8 @@ def verify(
 ) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 where one fails."""
-    from rewrites.evaluate.check_table import FAILS, format_checks
-    from rewrites.evaluate.recheck import of_directory
+    from rewrites.metrics.check_table import FAILS, format_checks
+    from rewrites.metrics.recheck import of_directory
     possible({"--json": (results, writable)}, directory, model, text, pairs, own)
     found = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
     say(format_checks(found))

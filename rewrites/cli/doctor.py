@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from formats.disk.files import shown
 from formats.disk.holdings import CacheEntry
-from formats.machine.quiet import SIGNS
-from formats.machine.switches import VARIABLE
-from formats.machine.threads import COUNTS, asked, parse_count
+from formats.host.quiet import SIGNS
+from formats.host.switches import VARIABLE
+from formats.host.threads import COUNTS, asked, parse_count
 from rewrites.cli.examine import Facts
 
 Details = Mapping[str, object]

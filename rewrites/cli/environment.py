@@ -11,8 +11,8 @@ from formats.core.errors import InputError
 from formats.disk import cache
 from formats.disk.files import parse_json
 from formats.disk.holdings import try_put
-from formats.machine.blas import CORE_VARIABLE, CORES
-from formats.machine.threads import command_line_environment
+from formats.host.blas import CORE_VARIABLE, CORES
+from formats.host.threads import command_line_environment
 
 MAX_KEPT_BYTES = 1 << 16                                     # bytes of what is kept
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from formats.machine.host import Host
+from formats.host.host import Host
 
 if TYPE_CHECKING:
     from formats.disk.holdings import CacheEntry
@@ -53,10 +53,10 @@ class Facts:
 
 def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     """This process's facts."""
+    from formats.host.host import cpu
+    from formats.host.threads import threads
     from formats.kernels.engine.native import FEATURES as FOUND
     from formats.kernels.simd.amx import MATRIX
-    from formats.machine.host import cpu
-    from formats.machine.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
     return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(),
                  tuple(pools()), versions(),
@@ -70,7 +70,7 @@ def examine_cache() -> dict[str, Any]:
     from formats.kernels.engine.objects import CODES, home
     from formats.machine.model import Machine, NotThisMachine, machine_file
     from opmatrix.files.fetch import MODELS
-    from opmatrix.pricing import catalogue
+    from opmatrix.runtime.pricing import catalogue
     unkept, distrusted, calibrated = "", False, False
     try:
         place = guarded(make_directory(location()))

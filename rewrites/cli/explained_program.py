@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text, shown
-from formats.machine.quiet import Watch, warn_busy
+from formats.host.quiet import Watch, warn_busy
 from opmatrix.display.progress import unheard
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.checkpoint import open_model
@@ -16,17 +16,17 @@ from opmatrix.files.fetch import MODELS
 from opmatrix.files.hub import is_hub_name
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT
-from opmatrix.measure import Seconds, noisy, quartiles
-from opmatrix.program import Program
-from rewrites.compiler.search import Structure
-from rewrites.derivations.savings import group_fired, join_names, saves
-from rewrites.evaluate.reported import Reported
+from opmatrix.runtime.measure import Seconds, noisy, quartiles
+from opmatrix.runtime.program import Program
+from rewrites.explain.derivations.savings import group_fired, join_names, saves
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.metrics.reported import Reported
 from rewrites.opened import Opened, search_exact
-from rewrites.phases import Report, Tell
 from rewrites.report.retelling import derive, tell_steps
 from rewrites.run import find_front, propose_approximations
+from rewrites.search.search import Structure
 from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
+from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find_directory, source
 from rewrites.workload.workload import Workload
 
@@ -45,7 +45,7 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
                      **given: Path | None) -> tuple[str, dict[str, object]]:
     """The report on a saved program, chosen or of the front beside it, for the workload that it was made for, as text
     and as figures; `full`: with every step of its derivation, and the program before it. `given` are the user's files
-    that took part: laws, text, texts (rewrites.evaluate.reported). `model` is where the checkpoint is now; without it,
+    that took part: laws, text, texts (rewrites.metrics.reported). `model` is where the checkpoint is now; without it,
     where the program says.
     Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
     with report.phase("model"):

@@ -1,12 +1,12 @@
 """The program that `generate` makes of a model: found, and neither approximated nor compared. What runs a saved program
 imports none of this."""
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.phased import Generation
-from rewrites.lower.shared_tables import with_shared_tables
+from rewrites.lowering.phased import Generation
+from rewrites.lowering.shared_tables import with_shared_tables
 from rewrites.opened import Opened
-from rewrites.phases import Report, silence_stdout
+from rewrites.workload.phases import Report, silence_stdout
 from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 

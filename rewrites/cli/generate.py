@@ -6,14 +6,14 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import writable
+from opmatrix.algebra.batch.signature import check_cache
 from opmatrix.files.loading import PROGRAM, load
-from opmatrix.pipelines.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
-from opmatrix.pipelines.parsed_ahead import ParsedAhead
-from opmatrix.pipelines.sampling import Sampling
-from opmatrix.program import Program
-from opmatrix.signature import check_cache
+from opmatrix.inference.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
+from opmatrix.inference.parsed_ahead import ParsedAhead
+from opmatrix.inference.sampling import Sampling
+from opmatrix.runtime.program import Program
 from rewrites.cli.outputs import possible, printable, write_results
-from rewrites.phases import Report
+from rewrites.workload.phases import Report
 
 
 def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int | None = None,
@@ -38,7 +38,7 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
-        from rewrites.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
+        from rewrites.cli.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:

@@ -2,13 +2,13 @@
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
-from rewrites.compiler.approximation import Approximation
-from rewrites.law import Law
 from rewrites.laws import EXACT_GROUPS
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import Implementation
-from rewrites.proofs.laws import values
+from rewrites.laws.law import Law
+from rewrites.laws.proving import values
+from rewrites.search.approximation import Approximation
 from rewrites.verify.user_laws import UserDeclarations
 
 LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equations",

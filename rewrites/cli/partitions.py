@@ -8,25 +8,25 @@ from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import open_model
-from opmatrix.launching.dtensor import placements_text
-from opmatrix.launching.workflow import workflow_of
-from opmatrix.microbatches.named import PipelineKind, pipeline_kind
 from opmatrix.models import name_sizes, promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.factor_chain import chain, layers
-from opmatrix.partitions.overview import Overview
-from opmatrix.partitions.plan import WAYS, Partition, partition
-from opmatrix.partitions.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
-from opmatrix.pricing import datasheet
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.step_overview import StepOverview
-from opmatrix.training.step_costs import training_step
-from opmatrix.training.step_time import STATES, TrainedPipeline
-from opmatrix.training.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
+from opmatrix.parallel.cost.overview import Overview
+from opmatrix.parallel.cost.step_costs import training_step
+from opmatrix.parallel.cost.step_overview import StepOverview
+from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
+from opmatrix.parallel.cost.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
+from opmatrix.parallel.launch.dtensor import placements_text
+from opmatrix.parallel.launch.workflow import workflow_of
+from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.sharding.factor_chain import chain, layers
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import WAYS, Partition, partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.sharding.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
+from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.predict import open_promised
-from rewrites.compiler.planned import configured, weightless
-from rewrites.derivations.partitioned import derivation_of
+from rewrites.explain.derivations.partitioned import derivation_of
+from rewrites.search.planned import configured, weightless
 
 FORMS = "table", "latex", "python", "derivation", "placements", "workflow"
 VALUES = "bf16", "float16", "float32"

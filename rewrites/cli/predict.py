@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
+from opmatrix.algebra.batch.extents import Extents, counted, patterns
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes, table
-from opmatrix.extents import Extents, counted, patterns
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.fetch import MODELS
 from opmatrix.models.known import find_known
-from opmatrix.pricing import datasheet
-from rewrites.compiler.planned import shapes, weightless
-from rewrites.compiler.search import SearchSpace, Structure, cheapest
-from rewrites.graph.layers import parts
+from opmatrix.runtime.pricing import datasheet
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
-from rewrites.phases import silence_stdout
+from rewrites.search.planned import shapes, weightless
+from rewrites.search.search import SearchSpace, Structure, cheapest
+from rewrites.workload.phases import silence_stdout
 
 NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
                                                              # units the second

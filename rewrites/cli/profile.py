@@ -5,13 +5,13 @@ from statistics import median
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.machine.quiet import Watch, warn_busy
-from opmatrix.batch import Batch
+from formats.host.quiet import Watch, warn_busy
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import ms, table
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.scheme import Running
-from rewrites.lower.price import Prices
+from rewrites.lowering.price import Prices
 from rewrites.report.by_operator import OPERATOR_FIGURES, measure_operators
 from rewrites.workload.resolve import calibrated
 

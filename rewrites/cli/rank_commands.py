@@ -43,11 +43,11 @@ def plan_model(
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
-    from opmatrix.strategies.explained import explain_choice
-    from opmatrix.strategies.local_ranks import LOCAL, launch_line, local_plan
-    from opmatrix.strategies.plan_text import plan_csv, plan_json
-    from opmatrix.strategies.plans import plan
-    from opmatrix.strategies.stage_times import best_cut, draw_step
+    from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
+    from opmatrix.parallel.search.explained import explain_choice
+    from opmatrix.parallel.search.plan_text import plan_csv, plan_json
+    from opmatrix.parallel.search.plans import plan
+    from opmatrix.parallel.search.stage_times import best_cut, draw_step
     from rewrites.cli.partitions import name_of
     possible({"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)},
              model)
@@ -118,9 +118,9 @@ def partition_model(
     """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
     The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.display.timeline import check_timeline
-    from opmatrix.split.mesh import usual_mesh
+    from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
-    from rewrites.phases import silence_stdout
+    from rewrites.workload.phases import silence_stdout
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
                       sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load, node=node,
                       visits=visits)
@@ -173,8 +173,8 @@ def launch_model(
     """Run a MODEL on ranks that are processes of this machine, over torch.distributed (gloo), in float64. What comes
     out is compared with one rank, what is counted with the formulas. A configuration without weights gets drawn
     ones."""
-    from opmatrix.launching.headings import RanksFailed
-    from opmatrix.split.mesh import usual_mesh
+    from opmatrix.parallel.launch.headings import RanksFailed
+    from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import stages_of
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
     mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
@@ -216,12 +216,12 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
 
     from formats.disk.files import replacing
     from opmatrix.display.tables import table
-    from opmatrix.launching.jobs import Job
-    from opmatrix.launching.judged_runs import judge_of
-    from opmatrix.launching.launcher import Ranks
-    from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-    from opmatrix.launching.tallies import unlike_said
-    from opmatrix.partitions.overview import describe_axes, shorten
+    from opmatrix.parallel.cost.overview import describe_axes, shorten
+    from opmatrix.parallel.launch.compare_runs import judge_of
+    from opmatrix.parallel.launch.counters import unlike_said
+    from opmatrix.parallel.launch.jobs import Job
+    from opmatrix.parallel.launch.launcher import Ranks
+    from opmatrix.parallel.launch.rank_traces import chrome_trace, drawn_trace
     from rewrites.cli.partitions import name_of
     if size[0] * size[1] > options.LARGEST_BATCH:
         raise InputError(f"--batch {size[0]}, --tokens {size[1]}: at most {options.LARGEST_BATCH} tokens together")
@@ -258,8 +258,8 @@ def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, rec
                 seed: int) -> dict[str, object] | None:
     """What the options of steps of training say, where there are any. Raises InputError for one that says nothing that
     there is, and for one without `--train`."""
-    from opmatrix.stepping.asked_steps import TrainAsked, check_train_asked
-    from opmatrix.training.timed_step import RECOMPUTED
+    from opmatrix.parallel.cost.timed_step import RECOMPUTED
+    from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
     from rewrites.cli.partitions import check_among, check_left_out
     own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
            "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
@@ -278,7 +278,7 @@ def given_model(model: str) -> str | Settings:
     from opmatrix.files.fetch import MODELS
     from opmatrix.models import check, parameters
     from rewrites.cli.predict import open_promised
-    from rewrites.compiler.planned import configured, weightless
+    from rewrites.search.planned import configured, weightless
     if not weightless(model):
         if model in MODELS: return model
         open_promised(model)                                # refuses what is none

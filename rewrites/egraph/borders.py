@@ -8,9 +8,9 @@ from functools import cached_property
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, symbol
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator, substitute
-from rewrites.flat import flat
-from rewrites.graph.match import Matches
-from rewrites.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
+from rewrites.egraph.match import Matches
+from rewrites.laws.flat import flat
+from rewrites.laws.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
 
 FULL = "full"                                               # the state of a border that hands on the value as it is
 

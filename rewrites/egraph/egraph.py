@@ -12,10 +12,10 @@ from weakref import finalize
 
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import KINDS, Kind, Operator
-from rewrites.graph.template import Template, quoted
-from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
+from rewrites.egraph.template import Template, quoted
 from rewrites.laws import facts
-from rewrites.spelling import spelled
+from rewrites.laws.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
+from rewrites.laws.spelling import spelled
 
 if TYPE_CHECKING:
     from egglog.bindings import EGraph

@@ -10,9 +10,10 @@ import numpy as np
 
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import PROPERTIES, Operator
-from rewrites.guards import SAME_SIZE, Guard, read_guard
-from rewrites.instances import CHOICES
-from rewrites.law import (
+from rewrites.laws.facts import DIRECTING, MARKED, flags, name_flag
+from rewrites.laws.guards import SAME_SIZE, Guard, read_guard
+from rewrites.laws.instances import CHOICES
+from rewrites.laws.law import (
     ATTRIBUTE,
     MOST_TRIALS,
     ROWS,
@@ -29,7 +30,6 @@ from rewrites.law import (
     sampled,
     stand_in,
 )
-from rewrites.laws.facts import DIRECTING, MARKED, flags, name_flag
 
 OTHER_SIZES = 11, 4, 1                                      # instead of a size that a law names: odd, even, least
 SIZED = {"value", "varying", "constant", "placed", "matrix", "operator", "rotation", "choice", "array", "scores",

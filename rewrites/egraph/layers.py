@@ -1,6 +1,6 @@
 """A model as parts with borders between them: one graph for each distinct signature, one small program for each
 pair of border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
-of it (rewrites/graph/borders.py)."""
+of it (rewrites/egraph/borders.py)."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -8,21 +8,21 @@ from itertools import accumulate
 from operator import matmul
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.relations import SLOTS
 from opmatrix.algebra.named_sizes import require_numbers
 from opmatrix.algebra.operators import I, given, join
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.program import OUTPUT
-from opmatrix.relations import SLOTS
 from opmatrix.runtime.interpreted import UNWRITABLE
 from opmatrix.runtime.operands import C
-from rewrites.flat import factors, flat
-from rewrites.graph.borders import FULL, border, split_forms
-from rewrites.graph.egraph import GROWTH_LIMIT, SCHEDULE, Graph, saturate
-from rewrites.graph.template import Template
-from rewrites.law import Law
+from opmatrix.runtime.program import OUTPUT
+from rewrites.egraph.borders import FULL, border, split_forms
+from rewrites.egraph.egraph import GROWTH_LIMIT, SCHEDULE, Graph, saturate
+from rewrites.egraph.template import Template
 from rewrites.laws import SHIPPED
+from rewrites.laws.flat import factors, flat
+from rewrites.laws.law import Law
 
 Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what
                                                             # a run gives

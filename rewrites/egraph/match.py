@@ -6,7 +6,7 @@ from operator import eq
 from typing import Any, Generic, TypeVar
 
 from opmatrix.algebra.term import Operator
-from rewrites.law import is_variable
+from rewrites.laws.law import is_variable
 
 Binding = dict[str, Any]                                    # variable -> what it stands for: a subject, or an attribute
 Subject = TypeVar("Subject")                                # what may hold a pattern

@@ -11,11 +11,11 @@ from math import prod
 from operator import eq, le, lt, mul
 from typing import NamedTuple
 
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.signature import Port
 
 Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
 LARGEST = (64, False), (256, False), (64, True)             # of small sizes, and whether others may stay: in this order

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
-from opmatrix.signature import Port
-from rewrites.graph.sizing import ask_shapes, shrink
-from rewrites.guards import SAME_SIZE
-from rewrites.law import Law, is_variable
+from rewrites.egraph.sizing import ask_shapes, shrink
 from rewrites.laws import facts
-from rewrites.spelling import spelled
+from rewrites.laws.guards import SAME_SIZE
+from rewrites.laws.law import Law, is_variable
+from rewrites.laws.spelling import spelled
 
 
 class ImportedNode(NamedTuple):

@@ -4,8 +4,8 @@ Rulesets are tuples that add."""
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
-from rewrites.law import Law
 from rewrites.laws import attention, choosing, joining, largest, ring, spaces
+from rewrites.laws.law import Law
 
 EXACT_GROUPS = ((ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
                 (spaces, spaces.SPACE_LAWS), (largest, largest.ROUTING_LAWS))          # each with its module

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
-from rewrites.kinds import adjoint, by_head
-from rewrites.law import (
+from rewrites.laws.kinds import adjoint, by_head
+from rewrites.laws.law import (
     SIMPLIFY,
     any_relation,
     array,

@@ -1,7 +1,7 @@
 """Columns that are chosen, `x @ P` with one 1 in each column of P, pass whatever treats columns alike. They lead from
-a weight with rows of zeros to smaller weights before it (rewrites/pruning/structured.py); the search has no use for
+a weight with rows of zeros to smaller weights before it (rewrites/approximate/structured.py); the search has no use for
 them, as it never widens a value."""
-from rewrites.law import choice, collect, entrywise, law, matrix, n, p, value
+from rewrites.laws.law import choice, collect, entrywise, law, matrix, n, p, value
 
 SOURCE = "columns apart"
 

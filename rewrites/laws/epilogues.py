@@ -1,6 +1,6 @@
 """Kernels with an epilogue: a head, what the kernel starts with, then stages over the rows that it gives. A stage is
 declared once, by a function of the rows y and its operands; a chain of stages behind a head is an implementation, made
-when a graph is found to hold it (rewrites/lower/kernel_matches.py)."""
+when a graph is found to hold it (rewrites/lowering/kernel_matches.py)."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache, reduce
@@ -10,8 +10,8 @@ from formats.core.stage import STAGES as FUSED
 from opmatrix.algebra.operators import I, layernorm, rmsnorm, total
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
 from rewrites.laws.kernel_law import Implementation, declared
+from rewrites.laws.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
 
 FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
-from rewrites.guards import SAME_SIZE
-from rewrites.law import FLAGS, OF_MONOID
+from rewrites.laws.guards import SAME_SIZE
+from rewrites.laws.law import FLAGS, OF_MONOID
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
 DIRECTING = "act", "given", "turning", "distant", "imported"

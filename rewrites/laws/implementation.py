@@ -8,6 +8,7 @@ from itertools import product as product_of
 from typing import Any, NamedTuple
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import SLOTS, Relation
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
@@ -25,11 +26,12 @@ from opmatrix.algebra.operators import (
     unit_length,
 )
 from opmatrix.algebra.operators import repeat as repeated
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Pattern
-from opmatrix.relations import SLOTS, Relation
-from rewrites import kinds
-from rewrites.law import (
+from rewrites.laws import kinds
+from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
+from rewrites.laws.kernel_law import Implementation, declared
+from rewrites.laws.law import (
     Sort,
     constant,
     count,
@@ -50,8 +52,6 @@ from rewrites.law import (
     value,
     where,
 )
-from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
-from rewrites.laws.kernel_law import Implementation, declared
 
 
 def score(q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None,

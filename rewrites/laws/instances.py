@@ -5,8 +5,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from formats.core.activation import ACTIVATIONS
-from opmatrix import patterns
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import GIVEN, HELD, relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS
@@ -29,11 +30,10 @@ from opmatrix.algebra.operators import (
     turn,
     weight,
 )
+from opmatrix.algebra.positions import patterns
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import PROPERTIES, Operator
-from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern
-from opmatrix.relations import GIVEN, HELD, relation
 
 ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
 SWAPPED = relation("swapped", "T", "T")                     # the tokens of a batch backwards

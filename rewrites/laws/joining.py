@@ -1,6 +1,6 @@
 """Products that share their input are one, with the weights side by side. Directed by who reads them together."""
-from rewrites.kinds import behind, blank, joined, left
-from rewrites.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
+from rewrites.laws.kinds import behind, blank, joined, left
+from rewrites.laws.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
 
 BLOCK_MATRICES = "block matrices"
 

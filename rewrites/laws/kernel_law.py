@@ -9,11 +9,11 @@ from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Stack
-from rewrites.flat import flat
-from rewrites.law import IMPLEMENTATION, Sort, scalar, stand_in
+from rewrites.laws.flat import flat
+from rewrites.laws.law import IMPLEMENTATION, Sort, scalar, stand_in
 
 if TYPE_CHECKING:
-    from rewrites.lower.calls import CallVariables
+    from rewrites.lowering.calls import CallVariables
 
 
 STACK = "stack"                                             # a layout: a matrix for each head
@@ -23,7 +23,7 @@ STACK = "stack"                                             # a layout: a matrix
 class Implementation:
     """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
     Each takes the variables that its signature names; what it still lacks the one before it gives. An attribute may be
-    a function of what a call is about (rewrites/lower/calls.py). `single`: one operator alone, which an import
+    a function of what a call is about (rewrites/lowering/calls.py). `single`: one operator alone, which an import
     without fusion runs."""
 
     name: str

@@ -1,7 +1,7 @@
 """Where rows go: what the numbers that decide it may go through without another decision. A law here holds of real
 numbers; where rounding makes two of them one, either may be taken."""
 from opmatrix.algebra.operators import I, keep_top, share
-from rewrites.law import SIMPLIFY, Sort, collect, constant, count, law, n, value, varying
+from rewrites.laws.law import SIMPLIFY, Sort, collect, constant, count, law, n, value, varying
 
 rising = Sort("entrywise", ("keeps_order",))                # larger numbers of a row stay larger, equal ones equal
 offset = Sort("column", ("column",))                        # one number for each row

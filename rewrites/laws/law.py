@@ -22,12 +22,12 @@ from opmatrix.algebra.operators import const, given, ones, product, rotate, symb
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
 from opmatrix.algebra.term import Operator
-from rewrites.guards import read_guard
-from rewrites.instances import CHOICES, INSTANCES, Ends, has_facts, make_instance, mix, split_heads
-from rewrites.instances import INPUT as INPUT
-from rewrites.instances import ROWS as ROWS
-from rewrites.instances import bent as bent
-from rewrites.instances import ragged as ragged
+from rewrites.laws.guards import read_guard
+from rewrites.laws.instances import CHOICES, INSTANCES, Ends, has_facts, make_instance, mix, split_heads
+from rewrites.laws.instances import INPUT as INPUT
+from rewrites.laws.instances import ROWS as ROWS
+from rewrites.laws.instances import bent as bent
+from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
 FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # of monoids and patterns, as guards

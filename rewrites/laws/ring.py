@@ -1,7 +1,21 @@
 """The near-ring: composition distributes over sums from the left always, from the right where the factor is linear."""
 from opmatrix.algebra.operators import I, row
-from rewrites.kinds import first_rows, last_rows
-from rewrites.law import NORMALISE, SIMPLIFY, collect, column, constant, k, law, matrix, n, operator, p, value, varying
+from rewrites.laws.kinds import first_rows, last_rows
+from rewrites.laws.law import (
+    NORMALISE,
+    SIMPLIFY,
+    collect,
+    column,
+    constant,
+    k,
+    law,
+    matrix,
+    n,
+    operator,
+    p,
+    value,
+    varying,
+)
 
 
 @law(both=True, source="composition of maps")

@@ -1,7 +1,7 @@
 """Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which
 few rows are read is computed in those alone. Nothing here knows a layer."""
 from opmatrix.algebra.operators import pick, product, row
-from rewrites.law import (
+from rewrites.laws.law import (
     SELECT,
     Sort,
     by_rows,

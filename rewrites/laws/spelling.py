@@ -2,10 +2,10 @@
 other by a number of its own beside its name, which is for reading. Equal things are called alike, others never."""
 from collections.abc import Hashable
 
+from opmatrix.algebra.batch.relations import Relation, parse_relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation, parse_relation
+from opmatrix.algebra.positions.patterns import Pattern
 
 NUMBERS: dict[tuple[type, Hashable], int] = {}              # of all that was ever called so, for as long as the process
 

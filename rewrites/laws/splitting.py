@@ -1,7 +1,7 @@
-"""The rules by which a term is split over ranks (opmatrix/split/rules.py), each as equations of operators: on the left
-what one rank would compute, on the right what n ranks make of their pieces. Those of symbols are for any size and are
-proved (rewrites/proofs/split_rules.py); those that hold numbers, since laws know nothing of sizes of heads, are
-evaluated in rationals."""
+"""The rules by which a term is split over ranks (opmatrix/parallel/sharding/rules.py), each as equations of
+operators: on the left what one rank would compute, on the right what n ranks make of their pieces. Those of symbols
+are for any size and are proved (rewrites/proofs/split_rules.py); those that hold numbers, since laws know nothing of
+sizes of heads, are evaluated in rationals."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,13 +15,13 @@ from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.nodes import row as beside
 from opmatrix.algebra.operators import I, cols, gelu, heads, keep_top, product, repeat, symbol, total, turn, weight
+from opmatrix.algebra.positions.patterns import causal
 from opmatrix.algebra.shapes import LiveSize, Shape, T, size
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import causal
-from opmatrix.split.asking import AT, BACK, CUT, TO
-from opmatrix.split.axis_states import all_bounds
-from rewrites.kinds import left, right, with_heads
-from rewrites.law import FunctionDeclaration
+from opmatrix.parallel.sharding.axis_states import all_bounds
+from opmatrix.parallel.sharding.moe_dispatch import AT, BACK, CUT, TO
+from rewrites.laws.kinds import left, right, with_heads
+from rewrites.laws.law import FunctionDeclaration
 
 RuleKey = tuple[str, str]                                       # an operation, and the rule by which it is split
 Pair = tuple[Operator, Operator]

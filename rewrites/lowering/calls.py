@@ -1,5 +1,5 @@
 """The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name
-the same (rewrites/compiler/emit.py)."""
+the same (rewrites/search/emit.py)."""
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +9,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
-    from rewrites.lower.lower import KernelCall, Lowering
+    from rewrites.lowering.lower import KernelCall, Lowering
 
 TABLE = "table"                                             # operands from which rows are gathered: table0, table1 ...
 

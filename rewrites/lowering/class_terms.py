@@ -8,8 +8,8 @@ from math import prod
 
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Kind, Operator
-from rewrites import kinds
-from rewrites.graph.egraph import ENode, Graph, fitting
+from rewrites.egraph.egraph import ENode, Graph, fitting
+from rewrites.laws import kinds
 
 MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
 MOST_WAYS = 64                                              # in which a member is read over terms of its classes

@@ -5,10 +5,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 
 
 def check_finite(what: str, wanted: NDArray[np.floating]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.kinds import adjoint, as_array, by_head, joined
+from rewrites.laws.kinds import adjoint, as_array, by_head, joined
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 HALF_BITS = 11                                              # that a half number has at most, the first one a 1

@@ -9,11 +9,11 @@ from formats.core.activation import COMPILED
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import H, S, Space, T, space
 from opmatrix.algebra.term import Operator
-from rewrites.graph.egraph import ENode, Graph
-from rewrites.graph.match import Binding, Matches, orders
-from rewrites.law import Sort, h, stand_in
+from rewrites.egraph.egraph import ENode, Graph
+from rewrites.egraph.match import Binding, Matches, orders
 from rewrites.laws.epilogues import chain_stages, precedes
 from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.law import Sort, h, stand_in
 
 UNKNOWN = 1 << 60                                           # numbers of a row that nobody knows
 C = space("C")                                              # rows of caches

@@ -15,18 +15,18 @@ from formats.core.stage import STAGES as FUSED
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.term import Operator
+from rewrites.egraph.egraph import Graph, imported_part
+from rewrites.egraph.template import Template
 from rewrites.extraction import Node, Problem
-from rewrites.graph.egraph import Graph, imported_part
-from rewrites.graph.template import Template
-from rewrites.kinds import as_array
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.laws.kernel_law import STACK, Implementation
-from rewrites.lower.calls import attributes, list_kernels, multiplied
-from rewrites.lower.kernel_matches import KernelMatches, beats, leaf, root_kind
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices, holds, stacks
-from rewrites.lower.uncovered import Interpreted, TermCalls, read_array
+from rewrites.laws.kinds import as_array
+from rewrites.lowering.calls import attributes, list_kernels, multiplied
+from rewrites.lowering.kernel_matches import KernelMatches, beats, leaf, root_kind
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices, holds, stacks
+from rewrites.lowering.uncovered import Interpreted, TermCalls, read_array
 
 
 class Method(NamedTuple):

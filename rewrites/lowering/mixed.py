@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, T
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, T
 from opmatrix.runtime.costs import Costs
-from rewrites.lower.phased import Generation, Phases, is_phases, parse_generation
-from rewrites.lower.price import Prices, TimeModel
+from rewrites.lowering.phased import Generation, Phases, is_phases, parse_generation
+from rewrites.lowering.price import Prices, TimeModel
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
-    from rewrites.lower.lower import KernelCall, Lowering, Method, Use
+    from opmatrix.runtime.program import Program
+    from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
 
 Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of
                                                             # extents

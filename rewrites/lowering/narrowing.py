@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from formats.format import Format
-from opmatrix.program import Program, Step
+from formats.storage.format import Format
+from opmatrix.algebra.batch.signature import FLOAT, HALF
 from opmatrix.runtime.kernel import Arguments
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
-from opmatrix.signature import FLOAT, HALF
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices, cost_in_session
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices, cost_in_session
 
 NARROW = "bf16"
 

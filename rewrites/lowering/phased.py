@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.extents import Extents, S, T, counted, pairs
-from opmatrix.patterns import Pattern, among
-from opmatrix.relations import HELD
+from opmatrix.algebra.batch.extents import Extents, S, T, counted, pairs
+from opmatrix.algebra.batch.relations import HELD
+from opmatrix.algebra.positions.patterns import Pattern, among
 
 EXAMPLE = "generate:512+128, or generate:512+128x8"
 PREFIX = "generate:"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from formats import FORMATS, Dense, can_stack
 from formats.core.arrays import FormatError
 from formats.machine.local import learning
-from opmatrix.extents import Extents, PatternPairs
-from opmatrix.pipelines.cached import decoder_of, window_attribute
+from opmatrix.algebra.batch.extents import Extents, PatternPairs
+from opmatrix.algebra.batch.signature import FLOAT
+from opmatrix.inference.cached import decoder_of, window_attribute
 from opmatrix.runtime.costs import (
     Costs,
     behind_product,
@@ -24,12 +25,11 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.attend import BEYOND, SEEN
 from opmatrix.runtime.operands import Cache
 from opmatrix.runtime.scheme import Running
-from opmatrix.signature import FLOAT
-from rewrites.lower.calls import list_kernels, shapes
+from rewrites.lowering.calls import list_kernels, shapes
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
-    from rewrites.lower.lower import KernelCall, Lowering, Method, Use
+    from opmatrix.runtime.program import Program
+    from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
 
 
 class TimeModel(Protocol):
@@ -180,7 +180,7 @@ def in_sessions(kernel: Declared) -> bool:
 
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:
     """What a kernel costs in a step of a session: attention as the kernel that stands for it there
-    (opmatrix.pipelines.cached), over caches of a number type, and a pass over its keys and values, which are put into
+    (opmatrix.inference.cached), over caches of a number type, and a pass over its keys and values, which are put into
     them."""
     if not kernel.cached_variant: return kernel.cost(bound, out, extents)
     variant, kept = KERNELS[kernel.cached_variant], (bound.k, bound.v)

@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 
 from formats import kernels
-from formats.format import Format
 from formats.kernels.rows.gathering import Columns
-from opmatrix.program import Program, Step
+from formats.storage.format import Format
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices
 
 EMBED = KERNELS["embed"]
 LONGER = 0.01                                               # that a program may take, as a share, to store numbers once

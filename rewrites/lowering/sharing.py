@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from opmatrix.algebra.data import Data
+from rewrites.egraph.layers import Part
 from rewrites.extraction import Extraction, Node, Problem
-from rewrites.graph.layers import Part
-from rewrites.lower.kernel_matches import leaf
-from rewrites.lower.lower import ByPosition, Content, Lowering, Stored, TermArray, Use
-from rewrites.lower.uncovered import read_array
+from rewrites.lowering.kernel_matches import leaf
+from rewrites.lowering.lower import ByPosition, Content, Lowering, Stored, TermArray, Use
+from rewrites.lowering.uncovered import read_array
 
 
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:

@@ -7,21 +7,21 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.patterns import Pattern
-from opmatrix.regions.folded_term import fold_kernel_of
-from opmatrix.regions.growing import find_region
+from opmatrix.runtime.codegen.folded_term import fold_kernel_of
+from opmatrix.runtime.codegen.growing import find_region
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
-from rewrites.law import value as rows
 from rewrites.laws import SHIPPED
 from rewrites.laws.kernel_law import Implementation
-from rewrites.lower.class_terms import MOST_TERMS, ClassTerm, ClassTerms
+from rewrites.laws.law import value as rows
+from rewrites.lowering.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 
 if TYPE_CHECKING:
-    from rewrites.lower.lower import KernelCall, Lowering
+    from rewrites.lowering.lower import KernelCall, Lowering
 
 MOST_READ = 64                                              # terms of a graph beside those that stand for its classes
 INTERPRET = "interpret"

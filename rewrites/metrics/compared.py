@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.threads import in_threads
+from formats.host.threads import in_threads
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.program import Program
-from rewrites.lower.float32_range import check_finite, check_range
+from opmatrix.runtime.program import Program
+from rewrites.lowering.float32_range import check_finite, check_range
 from rewrites.verify.differences import Change
 from rewrites.verify.routed import Flips, Reference, explain_flips, redrawn, score_moves
 from rewrites.workload.stated import PLENTY, change_cosines

@@ -3,17 +3,17 @@ from collections.abc import Callable, Sequence
 from os.path import exists
 from pathlib import Path
 
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.display.tables import table
-from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
-from opmatrix.program import Program
-from rewrites.compiler.search import search
-from rewrites.evaluate import perplexity
-from rewrites.evaluate.pairs import Evaluated, SentencePairs, score_pairs
-from rewrites.evaluate.perplexity import Foreseen
-from rewrites.lower.lower import plainly
-from rewrites.phases import Report
+from opmatrix.runtime.program import Program
+from rewrites.lowering.lower import plainly
+from rewrites.metrics import perplexity
+from rewrites.metrics.pairs import Evaluated, SentencePairs, score_pairs
+from rewrites.metrics.perplexity import Foreseen
+from rewrites.search.search import search
+from rewrites.workload.phases import Report
 from rewrites.workload.resolve import calibrated, source
 
 LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.pipelines.text import read_lines
-from opmatrix.program import Program
-from rewrites.evaluate import pairs, perplexity
-from rewrites.evaluate.pairs import SentencePairs
-from rewrites.evaluate.reported import Named
+from opmatrix.inference.text import read_lines
+from opmatrix.runtime.program import Program
+from rewrites.metrics import pairs, perplexity
+from rewrites.metrics.pairs import SentencePairs
+from rewrites.metrics.reported import Named
 from rewrites.workload.workload import divide_lines
 
 ERROR = 0.02                                                # that is allowed where nothing else is asked for

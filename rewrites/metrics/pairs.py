@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, reason
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.program import Program
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.runtime.program import Program
 
 COLUMNS = "sentence1", "sentence2", "score"
 WARMUP_TEXTS = 64                                           # texts that a program is warmed up with

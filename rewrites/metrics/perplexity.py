@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from opmatrix.batch import Batch
-from opmatrix.pipelines.generation import speaks
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.inference.generation import speaks
+from opmatrix.runtime.program import Program
 
 WINDOW = 512                                                # tokens, the first of which is not foreseen
 SCORED_ROWS = 32                                            # rows of scores that memory holds at once

@@ -2,8 +2,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from opmatrix.program import Program
-from rewrites.evaluate.goals import Goal
+from opmatrix.runtime.program import Program
+from rewrites.metrics.goals import Goal
 
 
 @dataclass(frozen=True)

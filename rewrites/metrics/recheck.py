@@ -14,32 +14,32 @@ import numpy as np
 
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import FIELDS, Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import FIELDS, Batch
 from opmatrix.display.tables import few_digits
-from opmatrix.extents import counted, patterns
 from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
-from opmatrix.pipelines.cached import decoder_of
-from opmatrix.pipelines.text import LineReading, Parts, sentences
-from opmatrix.program import Program
+from opmatrix.inference.cached import decoder_of
+from opmatrix.inference.text import LineReading, Parts, sentences
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
-from rewrites.compiler.search import search
-from rewrites.evaluate.check_table import CLAIMED, FAILS, HOLDS, WRONG, Check, attempted, describe_error, judged
-from rewrites.evaluate.goals import MEASURES, Goal
-from rewrites.evaluate.quality import JudgedProgram
-from rewrites.evaluate.reported import sha256_hex
-from rewrites.graph.layers import parts
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import plainly
-from rewrites.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.lowering.lower import plainly
+from rewrites.metrics.check_table import CLAIMED, FAILS, HOLDS, WRONG, Check, attempted, describe_error, judged
+from rewrites.metrics.goals import MEASURES, Goal
+from rewrites.metrics.quality import JudgedProgram
+from rewrites.metrics.reported import sha256_hex
+from rewrites.search.search import search
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import check_hash, describe_batch, measure_rounding, restored, versions
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 from rewrites.verify.routed import run_beside
+from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.resolve import adapter_of, find_origin
 
 Files = Mapping[str, Path | None]                           # that goals are measured on, by measure

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeGuard
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, shown
-from rewrites.lower.mixed import check_shares, lengths
-from rewrites.lower.phased import Generation, parse_generation
-from rewrites.lower.representations import NUMBER_TYPES
+from rewrites.lowering.mixed import check_shares, lengths
+from rewrites.lowering.phased import Generation, parse_generation
+from rewrites.lowering.representations import NUMBER_TYPES
 
 INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they
                                                                          # come from

@@ -3,10 +3,10 @@ that a language model takes to follow."""
 from collections.abc import Sequence
 
 from opmatrix.display.tables import table
-from opmatrix.pipelines.generation import speaks
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.program import Program
-from rewrites.evaluate.perplexity import find_likeliest
+from opmatrix.inference.generation import speaks
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.runtime.program import Program
+from rewrites.metrics.perplexity import find_likeliest
 
 SHOWN_NUMBERS = 6                                           # of a vector that is printed
 

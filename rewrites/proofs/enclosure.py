@@ -11,9 +11,9 @@ from typing import SupportsFloat, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import Entrywise, check_input
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 
 SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
 UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost

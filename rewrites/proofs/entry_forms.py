@@ -1,7 +1,7 @@
 """Operators read at entries that are polynomials (rewrites/proofs/polynomials.py): two are equal where all entries have
 one form. The rows are as many as come in, the columns too; where parts of columns are told apart, an axis is in
 pieces of other sizes, of which the entries have a polynomial each. Laws of functions say what becomes of a function of
-a polynomial (rewrites/proofs/laws/functions.py)."""
+a polynomial (rewrites/laws/proving/functions.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import reduced
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import LiveSize, N, Shape, Space, T, as_int, certain
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.relations import Relation
-from opmatrix.signature import Port
 from rewrites.proofs.function_forms import INNER
 from rewrites.proofs.merged_lines import MergedLine
 from rewrites.proofs.ordered_forms import OrderedForms

@@ -11,9 +11,9 @@ import sympy
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import H, LiveSize, N, ShapeError, T, as_int, size
 from opmatrix.algebra.term import KINDS, Operator, substitute
-from opmatrix.patterns import everyone
 from rewrites.proofs.entry_forms import AxisPieces, CutNeeded, EntryPlace, EntryValue, Forms, ends, size_in_all
 from rewrites.proofs.polynomials import COLUMN_INDEX, NO_TERMS, ROW_INDEX, GaveUp, Monomial, Polynomial, are_equal
 

@@ -17,15 +17,15 @@ import sympy
 from opmatrix.algebra import monoids
 from opmatrix.algebra.shapes import H, N
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.graph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
-from rewrites.graph.template import Template, quoted, spell_values
-from rewrites.law import Law
+from rewrites.egraph.egraph import ENGINES, SCHEDULE, EgglogEngine, engine, rules
+from rewrites.egraph.template import Template, quoted, spell_values
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import Law
+from rewrites.laws.proving import cancelling, values
+from rewrites.laws.spelling import spelled
 from rewrites.proofs.entry_proofs import compare_entries
-from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.reading import are_numbers, read_both
 from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute
-from rewrites.spelling import spelled
 
 if TYPE_CHECKING:
     from egglog.bindings import _Command
@@ -244,7 +244,7 @@ def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prov
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
     """Tell whether two operators are equal: proved where laws lead from one to the other before a graph has more nodes
     than the budget, or where all their entries have one form; refuted where numbers differ, else not found. Without
-    `laws` these are tried: the laws of values (`rewrites.proofs.laws.values.VALUE_LAWS`), entries as polynomials, the
+    `laws` these are tried: the laws of values (`rewrites.laws.proving.values.VALUE_LAWS`), entries as polynomials, the
     laws of the search (`opmatrix.laws`), numbers, and those laws of values with laws of numbers that cancel. Of `laws`
     that are given all are tried, then those of them that the package has together, and all without leaving out what one
     of them makes needless, so that more laws lose no proof. Both sides are read at one value of which nothing is known.

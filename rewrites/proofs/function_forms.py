@@ -1,5 +1,5 @@
 """Functions of entries that are polynomials. What is true of a function is read off its declared properties, and off
-laws (rewrites/proofs/laws/functions.py)."""
+laws (rewrites/laws/proving/functions.py)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, reciprocal
 from opmatrix.algebra.operators import I, relu, rsqrt
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.law import Law
+from rewrites.laws.law import Law
 from rewrites.proofs.law_shapes import LawsByShape, shaped
 from rewrites.proofs.polynomials import (
     NO_TERMS,

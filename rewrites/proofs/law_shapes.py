@@ -4,8 +4,8 @@ from functools import cache
 
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.law import Law
-from rewrites.proofs.laws.functions import FUNCTION_LAWS
+from rewrites.laws.law import Law
+from rewrites.laws.proving.functions import FUNCTION_LAWS
 
 
 @dataclass

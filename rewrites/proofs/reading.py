@@ -4,14 +4,14 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.operators import I, symbol
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import H, N, Shape, ShapeError, T, size, space, untaken
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.relations import Relation
-from rewrites.kinds import behind, joined, left, right, with_heads
-from rewrites.proofs.laws.value_kinds import below
+from rewrites.laws.kinds import behind, joined, left, right, with_heads
+from rewrites.laws.proving.value_kinds import below
 
 PURE = {*LASTING.values(), below, behind, joined, left, right, with_heads}   # kinds that read x through operands alone
 

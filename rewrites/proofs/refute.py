@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sympy import Expr, Symbol, sympify
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import I, const, gelu, heads, ones, product, relu, turn, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import H, N, Shape, Space, T, untaken
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from rewrites.graph.template import Template
-from rewrites.law import INPUT, ROWS, Name, bent
+from rewrites.egraph.template import Template
+from rewrites.laws.law import INPUT, ROWS, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
 from rewrites.verify.graphs import batch as draw_batch
 

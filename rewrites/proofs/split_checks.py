@@ -12,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.operators import gelu, given, pick, product, relation, turn, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.partitions.asked_experts import combined, rows_asked, whom
-from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.related import merge_entries, pick_held
-from opmatrix.partitions.virtual import exchange_rows
-from opmatrix.patterns import Pattern, among, causal, everyone, sequence, window
-from opmatrix.relations import Sparse
-from opmatrix.split.asking import TO
-from opmatrix.split.axis_states import all_bounds, mergeable
-from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
-from opmatrix.split.visible import visibility
-from rewrites.law import FunctionDeclaration, apart
+from opmatrix.parallel.ranks.moe_experts import combined, rows_asked, whom
+from opmatrix.parallel.ranks.ranks import Message, Meter
+from opmatrix.parallel.ranks.related import merge_entries, pick_held
+from opmatrix.parallel.ranks.virtual import exchange_rows
+from opmatrix.parallel.sharding.axis_states import all_bounds, mergeable
+from opmatrix.parallel.sharding.block_mask import visibility
+from opmatrix.parallel.sharding.haloed import named_rows, own_rows, part_of_relation
+from opmatrix.parallel.sharding.moe_dispatch import TO
+from rewrites.laws.law import FunctionDeclaration, apart
 from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError

@@ -8,10 +8,10 @@ import numpy as np
 
 from opmatrix.algebra.oracles import entrywise
 from opmatrix.display.tables import table
+from rewrites.laws.proving.groups import GROUP_LAWS
+from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.laws.splitting import EQUATIONS, UNPROVED, RuleKey, SplitEquation
 from rewrites.proofs.equations import prove
-from rewrites.proofs.laws.groups import GROUP_LAWS
-from rewrites.proofs.laws.values import VALUE_LAWS
 from rewrites.proofs.split_checks import CHECKS, SplitCheck
 from rewrites.verify.failure import VerificationError
 

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.virtual import Ran
-from rewrites.compiler.search import search
-from rewrites.lower.lower import plainly
-from rewrites.lower.price import TimeModel
+from opmatrix.parallel.ranks.virtual import Ran
+from opmatrix.parallel.sharding.feeds import Feed
+from rewrites.lowering.lower import plainly
+from rewrites.lowering.price import TimeModel
 from rewrites.ranks.driven_ranks import run_programs
 from rewrites.ranks.searched_ranks import RankPrograms, StretchProgram
+from rewrites.search.search import search
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import Errors, allowed_rounding, unrounded, verify_outputs, verify_steps
 

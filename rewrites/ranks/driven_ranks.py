@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import WAITING, Held, Message, Meter
-from opmatrix.partitions.virtual import Ran, run_ranks, with_mesh_axes
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.ranks.ranks import WAITING, Held, Message, Meter
+from opmatrix.parallel.ranks.virtual import Ran, run_ranks, with_mesh_axes
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.sharding.redistribute import RankStep
 from rewrites.ranks.rank_terms import LocalNumbers
 from rewrites.ranks.searched_ranks import RankPrograms, StretchProgram, batch_of
 

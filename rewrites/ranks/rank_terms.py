@@ -12,16 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from opmatrix.algebra import nodes
+from opmatrix.algebra.batch.signature import Port
+from opmatrix.algebra.batch.traced import sliced
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.booked import stored_arrays
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import Meter, Rank
-from opmatrix.signature import Port
-from opmatrix.split.axis_states import Bounds, Role
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Coordinates
-from opmatrix.split.traced import sliced
+from opmatrix.parallel.ranks.ranks import Meter, Rank
+from opmatrix.parallel.sharding.axis_states import Bounds, Role
+from opmatrix.parallel.sharding.cost_formulas import stored_arrays
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.sharding.redistribute import RankStep
 from rewrites.ranks.rotations import Rotation, find_rotation
 from rewrites.ranks.stretches import StageSteps, Stretch
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from opmatrix.algebra.batch.traced import Operation, trace
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.nodes import rotate, weight
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.split.moving import RankStep
-from opmatrix.split.traced import Operation, trace
+from opmatrix.parallel.sharding.redistribute import RankStep
 
 
 class Rotation(NamedTuple):

@@ -10,26 +10,26 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.display.progress import unheard
-from opmatrix.extents import collect_needs
-from opmatrix.partitions.factor_chain import layers
-from opmatrix.partitions.plan import Partition
-from opmatrix.program import Program
+from opmatrix.parallel.sharding.factor_chain import layers
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
-from opmatrix.split.placement import Coordinates
-from rewrites.compiler.emit import Emitter
-from rewrites.compiler.search import SearchSpace, Structure, cheapest, sizes
+from rewrites.egraph.layers import Explorer, Part, parts
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import Explorer, Part, parts
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.price import TimeModel
-from rewrites.lower.representations import Representable, content
+from rewrites.laws.law import Law
+from rewrites.lowering.price import TimeModel
+from rewrites.lowering.representations import Representable, content
 from rewrites.opened import count_bytes
-from rewrites.phases import Tell
 from rewrites.ranks.rank_terms import LocalNumbers, StretchModel, write_model
 from rewrites.ranks.stretches import StageSteps, Stretch, divide
+from rewrites.search.emit import Emitter
+from rewrites.search.search import SearchSpace, Structure, cheapest, sizes
+from rewrites.workload.phases import Tell
 
 
 class StretchProgram(NamedTuple):

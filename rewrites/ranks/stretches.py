@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from opmatrix.algebra.nodes import weight
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.asking import ASKED
-from opmatrix.split.axis_states import Cut, Partial
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import RankStep
-from opmatrix.split.spreading import replaced
+from opmatrix.parallel.sharding.axis_states import Cut, Partial
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.moe_dispatch import ASKED
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.sharding.spreading import replaced
 
 APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED     # of no stretch
 

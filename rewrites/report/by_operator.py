@@ -2,11 +2,11 @@
 from collections.abc import Sequence
 from statistics import median
 
-from opmatrix.batch import Batch
-from opmatrix.program import Profile, Program
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.program import Profile, Program
 from opmatrix.runtime.scheme import Running
-from rewrites.lower.price import Prices, TimeModel
+from rewrites.lowering.price import Prices, TimeModel
 
 PROFILED = 5                                                # runs that medians are of
 OPERATOR_FIGURES = "what", "steps", "predicted_s", "measured_s"

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from formats.machine.threads import in_threads
+from formats.host.threads import in_threads
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from rewrites.compiler.emit import Emitter
-from rewrites.compiler.substitutions import part_factors, substitute_blocks
-from rewrites.evaluate.compared import GROUP_ROWS, Compared, Off, compare, compare_given, redraw
+from rewrites.approximate.proposals import Choices
+from rewrites.metrics.compared import GROUP_ROWS, Compared, Off, compare, compare_given, redraw
 from rewrites.opened import Searched
-from rewrites.pareto.proposals import Choices
 from rewrites.report.points import Point
-from rewrites.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.search.emit import Emitter
+from rewrites.search.substitutions import part_factors, substitute_blocks
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.lengths import (
@@ -44,6 +43,7 @@ from rewrites.verify.programs import (
     verify_structure,
 )
 from rewrites.verify.routed import describe_routing, is_routed, run_beside
+from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.stated import RoutedChange, Stated
 
 

@@ -8,8 +8,8 @@ the sign test's, which assumes nothing of how noise is spread (David and Nagaraj
 from collections.abc import Sequence
 from math import comb, inf
 
-from rewrites.evaluate.goals import Goal
 from rewrites.extraction import Infeasible
+from rewrites.metrics.goals import Goal
 from rewrites.report.points import Point
 
 ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by

@@ -4,17 +4,17 @@ import json
 from functools import partial
 from typing import Any
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
 from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.kernels.row_term import find_kernel
+from opmatrix.runtime.program import Program, Step
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.lower.mixed import Mean
-from rewrites.lower.price import Prices
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices
 
 TERM = "term"                                               # the attribute of what has a term
 GUIDE = "docs/add_a_kernel.md"
@@ -43,7 +43,7 @@ def is_evaluated(step: Step) -> bool:
 
 def find_places(program: Program) -> list[str]:
     """The places in people's own functions at which these could not be followed, so that their terms are evaluated."""
-    from opmatrix.regions.row_reading import NotByRows
+    from opmatrix.runtime.codegen.row_reading import NotByRows
     found: dict[str, None] = {}
     for call in program.schedule.calls:
         if call.kernel is not INTERPRET: continue

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from formats.machine.model import identity
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import ms
-from rewrites.lower.price import TimeModel
+from rewrites.lowering.price import TimeModel
 from rewrites.opened import Searched
 from rewrites.report.by_operator import describe_operators
 from rewrites.report.choice import bound_ratio

@@ -3,8 +3,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from opmatrix.measure import noisy, quartiles
-from rewrites.lower.representations import only_narrows
+from opmatrix.runtime.measure import noisy, quartiles
+from rewrites.lowering.representations import only_narrows
 from rewrites.report.choice import choose
 from rewrites.report.points import Point
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from opmatrix.display.tables import megabytes, ms, table
-from opmatrix.pipelines.cached import decoder_of
-from opmatrix.program import Program
-from rewrites.lower.phased import Generation, later_step, prefill
-from rewrites.lower.price import TimeModel
+from opmatrix.inference.cached import decoder_of
+from opmatrix.runtime.program import Program
+from rewrites.lowering.phased import Generation, later_step, prefill
+from rewrites.lowering.price import TimeModel
 from rewrites.workload.decoded import Decoding, TokenIds, predict_step
 
 CONTEXTS = 16, 256, 1024, 4096                              # tokens of a sequence

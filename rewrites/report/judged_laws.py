@@ -2,10 +2,10 @@
 from functools import partial
 from typing import Any
 
-from rewrites.compiler.search import Structure
-from rewrites.derivations.savings import rank_savings
+from rewrites.explain.derivations.savings import rank_savings
 from rewrites.laws import EXACT_LAWS
 from rewrites.opened import Opened, Searched
+from rewrites.search.search import Structure
 from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.levels import Announce
 

@@ -5,10 +5,10 @@ from typing import Any, Self
 
 from opmatrix.display.shown import point_html
 from opmatrix.display.tables import megabytes, ms, percent
-from opmatrix.program import Program
-from rewrites.compiler.search import Structure
+from opmatrix.runtime.program import Program
+from rewrites.approximate.variants import Variant
 from rewrites.opened import Searched
-from rewrites.pruning.variants import Variant
+from rewrites.search.search import Structure
 from rewrites.verify.lengths import Lengths
 from rewrites.workload.stated import Stated
 

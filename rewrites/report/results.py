@@ -9,27 +9,27 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from formats.machine.quiet import warn_busy
+from formats.host.quiet import warn_busy
 from opmatrix.display.shown import POINT_COLUMNS, point_row, result_html
 from opmatrix.display.tables import between, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
-from rewrites.compiler.search import Structure
-from rewrites.derivations.savings import join_names
-from rewrites.evaluate.goals import MEASURES, Goal
-from rewrites.evaluate.reported import Named
-from rewrites.law import Law
-from rewrites.lower.mixed import format_lengths
-from rewrites.lower.price import TimeModel, name_machine
-from rewrites.pareto.proposals import Choices
-from rewrites.phases import Report
+from rewrites.approximate.proposals import Choices
+from rewrites.explain.derivations.savings import join_names
+from rewrites.laws.law import Law
+from rewrites.lowering.mixed import format_lengths
+from rewrites.lowering.price import TimeModel, name_machine
+from rewrites.metrics.goals import MEASURES, Goal
+from rewrites.metrics.reported import Named
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.fewer_laws import Misled, describe_misled
 from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
+from rewrites.search.search import Structure
 from rewrites.verify.programs import KernelVerified
+from rewrites.workload.phases import Report
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 

@@ -2,19 +2,19 @@
 from collections.abc import MutableMapping, Sequence
 from functools import partial
 
-from opmatrix.batch import Batch
-from opmatrix.program import Constant, Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Constant, Program
+from rewrites.approximate.proposals import Choices
 from rewrites.approximate.sites import sites
 from rewrites.approximate.trials import FloatRows, try_weights
-from rewrites.compiler.emit import ConstantKey
-from rewrites.compiler.search import Structure
-from rewrites.derivations.chain import derive_chain, nearly
-from rewrites.derivations.derivation import Otherwise
-from rewrites.derivations.finding import Underivable
-from rewrites.law import Law
-from rewrites.lower.lower import TURNED
-from rewrites.pareto.proposals import Choices
+from rewrites.explain.derivations.chain import derive_chain, nearly
+from rewrites.explain.derivations.derivation import Otherwise
+from rewrites.explain.derivations.finding import Underivable
+from rewrites.laws.law import Law
+from rewrites.lowering.lower import TURNED
 from rewrites.report.points import Point
+from rewrites.search.emit import ConstantKey
+from rewrites.search.search import Structure
 from rewrites.verify.differences import difference
 
 

@@ -9,7 +9,7 @@ from opmatrix.display.draw import parse_weight_name
 from opmatrix.spectra import Spectrum
 
 if TYPE_CHECKING:
-    from rewrites.graph.layers import Model
+    from rewrites.egraph.layers import Model
 
 SAMPLED_LAYERS, SAMPLED_KINDS = 3, 12                       # of each kind of weight; kinds, the first of a model
 WEIGHT_WORK, WHOLE_WORK = 4e9, 1.2e10                       # multiplications of one spectrum, and of all: some seconds
@@ -24,7 +24,7 @@ def weights(model: "Model") -> list[Spectrum]:
 
 def list_matrices(model: "Model") -> list[Data]:
     """The matrices that a model multiplies by, each once, in order."""
-    from rewrites.graph.layers import outputs, split_model
+    from rewrites.egraph.layers import outputs, split_model
     return [*{term: term.args[0] for each in outputs(model).values() for part in split_model(each)[1:]
               for term in part.walk() if term.kind.name == "weight" and term.args[0].array.ndim == 2}.values()]
 

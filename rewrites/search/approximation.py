@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats import FORMATS, Format
-from rewrites.law import APPROXIMATE, FunctionDeclaration
-from rewrites.lower.lower import Method
-from rewrites.lower.representations import forms
+from rewrites.laws.law import APPROXIMATE, FunctionDeclaration
+from rewrites.lowering.lower import Method
+from rewrites.lowering.representations import forms
 
 Fit = Callable[..., ArrayLike | tuple[ArrayLike, ...]]      # a weight and parameters: a matrix, or two factors
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from formats import FORMATS, Stacked
 from formats.core.activation import COMPILED
-from formats.machine.threads import in_threads
+from formats.host.threads import in_threads
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.program import Constant, Step
 from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Scores
-from rewrites.compiler.fit import Fitter
+from opmatrix.runtime.program import Constant, Step
 from rewrites.extraction import Node
-from rewrites.kinds import as_array
-from rewrites.lower.calls import attributes as given
-from rewrites.lower.calls import list_kernels, multiplied, table_number
-from rewrites.lower.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
+from rewrites.laws.kinds import as_array
+from rewrites.lowering.calls import attributes as given
+from rewrites.lowering.calls import list_kernels, multiplied, table_number
+from rewrites.lowering.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
+from rewrites.search.fit import Fitter
 
 ConstantKey = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
 ANYWHERE = -1                                               # in place of a part: an array is kept by its content

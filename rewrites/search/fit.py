@@ -10,8 +10,8 @@ from formats.core.errors import InputError
 from opmatrix.spectra.gram import Seen, whitened
 from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.propose import Candidate
-from rewrites.compiler.approximation import Approximation
-from rewrites.lower.lower import DIAGONAL, FITTED, Method
+from rewrites.lowering.lower import DIAGONAL, FITTED, Method
+from rewrites.search.approximation import Approximation
 
 WeightKey = tuple[int, int, str]                            # part, class and layout of a weight
 

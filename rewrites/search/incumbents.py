@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from opmatrix.display.tables import micro
+from rewrites.egraph.layers import states
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import states
-from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Lowering
+from rewrites.laws.law import Law
+from rewrites.lowering.lower import Lowering
 
 if TYPE_CHECKING:
-    from rewrites.compiler.search import SearchSpace, Structure
+    from rewrites.search.search import SearchSpace, Structure
 
 SAME_PRICE = 1e-9                                           # relative: predicted seconds that are the same sum
 Lowerings = dict[tuple[int, str], Lowering]                 # by part and border state

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
+from opmatrix.algebra.batch.extents import Extents, counted, patterns
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import megabytes
-from opmatrix.extents import Extents, counted, patterns
 from opmatrix.files.checkpoint import Config
 from opmatrix.models import check, known, normalise_config, promised
 from opmatrix.models.config import Settings
-from opmatrix.weightless import Planned
-from rewrites.compiler.search import search
+from opmatrix.runtime.weightless import Planned
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.price import TimeModel
+from rewrites.lowering.price import TimeModel
+from rewrites.search.search import search
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class PlannedModel:
 def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
             lengths: Sequence[int] = (128,)) -> PlannedModel:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
-    (`opmatrix.pricing.datasheet("H100")`). The configuration is a mapping, the path of its JSON, or the name of a
-    well-known model (`opmatrix.models.known.names()`). Promised weights are taken to have no special numbers. The
+    (`opmatrix.runtime.pricing.datasheet("H100")`). The configuration is a mapping, the path of its JSON, or the name
+    of a well-known model (`opmatrix.models.known.names()`). Promised weights are taken to have no special numbers. The
     program is priced, planned and printed; to run or save it raises InputError, as does a configuration that is none.
 
-        >>> from opmatrix.pricing import datasheet
+        >>> from opmatrix.runtime.pricing import datasheet
         >>> print(planned("llama2-70b", datasheet("H100"), [512]))                                 # doctest: +SKIP"""
     start = time.perf_counter()
     model = shapes(config)

@@ -6,28 +6,38 @@ from functools import cached_property
 from math import inf, isfinite
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.program import OUTPUT, Constant, Program
-from opmatrix.regions.infinite import infinite_inputs
-from opmatrix.runtime.planning.order import ordered
-from opmatrix.signature import Port
-from opmatrix.weightless import Planned
-from rewrites.compiler.emit import AS_ROWS, Buffer, ConstantKey, Emitter
-from rewrites.compiler.fit import Fitter
-from rewrites.compiler.incumbents import Incumbents
-from rewrites.compiler.substitutions import BlockSubstitution
+from opmatrix.runtime.buffers.order import ordered
+from opmatrix.runtime.codegen.infinite import infinite_inputs
+from opmatrix.runtime.program import OUTPUT, Constant, Program
+from opmatrix.runtime.weightless import Planned
+from rewrites.egraph.borders import FULL
+from rewrites.egraph.egraph import SCHEDULE
+from rewrites.egraph.layers import Explorer, Model, Part, outputs, parts, spine, states
+from rewrites.egraph.template import spell_values
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
-from rewrites.graph.borders import FULL
-from rewrites.graph.egraph import SCHEDULE
-from rewrites.graph.layers import Explorer, Model, Part, outputs, parts, spine, states
-from rewrites.graph.template import spell_values
-from rewrites.law import Law
-from rewrites.lower.kernel_matches import leaf
-from rewrites.lower.lower import TURNED, Content, Lowering, Method, Use
-from rewrites.lower.mixed import Mean, Sized, priced
-from rewrites.lower.price import Prices, TimeModel
-from rewrites.lower.representations import Methods, Representable, choices
-from rewrites.lower.sharing import OtherUses, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
+from rewrites.laws.law import Law
+from rewrites.lowering.kernel_matches import leaf
+from rewrites.lowering.lower import TURNED, Content, Lowering, Method, Use
+from rewrites.lowering.mixed import Mean, Sized, priced
+from rewrites.lowering.price import Prices, TimeModel
+from rewrites.lowering.representations import Methods, Representable, choices
+from rewrites.lowering.sharing import (
+    OtherUses,
+    Rent,
+    Shares,
+    contents,
+    find_shared,
+    places,
+    rented,
+    restore_bytes,
+    users,
+)
+from rewrites.search.emit import AS_ROWS, Buffer, ConstantKey, Emitter
+from rewrites.search.fit import Fitter
+from rewrites.search.incumbents import Incumbents
+from rewrites.search.substitutions import BlockSubstitution
 
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
 

@@ -9,11 +9,11 @@ from operator import matmul
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.masks import BLOCK
+from formats.storage.masks import BLOCK
+from opmatrix.algebra.batch.extents import count_scores
+from opmatrix.algebra.positions.patterns import Pattern, coarse, hubs, scattered, window
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.extents import count_scores
-from opmatrix.patterns import Pattern, coarse, hubs, scattered, window
-from rewrites.compiler.substitutions import BlockSubstitution, width_before
+from rewrites.search.substitutions import BlockSubstitution, width_before
 
 LEFT_OUT = "keys left out"
 LONG = 1024                                                 # tokens of a sentence from which scores are what it costs

@@ -10,14 +10,14 @@ from operator import add, matmul
 
 from opmatrix.algebra.operators import I, symbol
 from opmatrix.algebra.oracles import factors
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Pattern
-from rewrites.flat import factors as spine
-from rewrites.flat import flat
-from rewrites.graph.borders import FULL
-from rewrites.graph.layers import Model, Part, group_factors
-from rewrites.graph.template import Template
+from rewrites.egraph.borders import FULL
+from rewrites.egraph.layers import Model, Part, group_factors
+from rewrites.egraph.template import Template
+from rewrites.laws.flat import factors as spine
+from rewrites.laws.flat import flat
 
 LAYER_DROPPED, BLOCK_DROPPED, PARALLEL = "layer dropped", "block dropped", "side by side"
 

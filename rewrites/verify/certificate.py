@@ -1,5 +1,5 @@
 """The certificate of a program: what was verified, on which inputs, within which bounds, and by what. JSON that is
-stored with the program, and enough to do it again (rewrites.evaluate.recheck)."""
+stored with the program, and enough to do it again (rewrites.metrics.recheck)."""
 import hashlib
 import json
 import platform
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files.certified import LENGTHS_FIELD
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.verify import Errors, VerificationError
 from rewrites.verify.lengths import Lengths
 from rewrites.verify.programs import EQUAL, ROUNDING

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
 
 
 def name(program: "Program") -> str:

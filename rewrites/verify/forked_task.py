@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
-from formats.machine.threads import available
+from formats.host.threads import available
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 

@@ -7,21 +7,21 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import GIVEN, Relation
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import symbol, weight
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Shape, T, brief
 from opmatrix.algebra.term import PROPERTIES, Operator
-from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern
-from opmatrix.relations import GIVEN, Relation
-from opmatrix.signature import Port
-from rewrites.flat import flat
-from rewrites.graph.egraph import EgglogEngine, ENode, Graph, build, fitting, saturate
-from rewrites.graph.template import Template, spell_values
-from rewrites.guards import SAME_SIZE
-from rewrites.law import INPUT, ROWS, Law, Sort, apart
-from rewrites.lower.lower import Lowering
+from rewrites.egraph.egraph import EgglogEngine, ENode, Graph, build, fitting, saturate
+from rewrites.egraph.template import Template, spell_values
+from rewrites.laws.flat import flat
+from rewrites.laws.guards import SAME_SIZE
+from rewrites.laws.law import INPUT, ROWS, Law, Sort, apart
+from rewrites.lowering.lower import Lowering
 from rewrites.verify.numbers import Drawn, Float64s
 
 TOLERANCE = 1e-9

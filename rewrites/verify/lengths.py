@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.threads import limit, numbers_of_threads, on_threads, threads
+from formats.host.threads import limit, numbers_of_threads, on_threads, threads
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.files.certified import MAX_INPUT_ROWS
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.recorded import Recorded, least_limits
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS

@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from rewrites.graph.law_matches import check_matches
-from rewrites.graph.template import Template
-from rewrites.law import Law
+from rewrites.egraph.law_matches import check_matches
+from rewrites.egraph.template import Template
+from rewrites.laws.law import Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small
 from rewrites.verify.shrink import SHRINK_SECONDS, reproducer

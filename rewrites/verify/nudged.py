@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import DenseReading, dense, entered
 from opmatrix.algebra.routes import Route, noted
 from opmatrix.algebra.term import Operator, read
-from opmatrix.batch import Batch
 
 NUDGES = 8                                                  # of which the root mean square counts
 

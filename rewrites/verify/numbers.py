@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
-from opmatrix.batch import Batch
 
 FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.program import Program
-from rewrites.lower.float32_range import check_finite, list_arrays, max_magnitude
+from opmatrix.runtime.program import Program
+from rewrites.lowering.float32_range import check_finite, list_arrays, max_magnitude
 from rewrites.verify.differences import difference
 from rewrites.verify.routed import Reference
 

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
 from formats.core.stage import SMALLEST, spread_beyond
-from formats.format import Format
-from formats.machine.threads import limit, numbers_of_threads, on_threads
-from formats.stacked import Stacked
+from formats.host.threads import limit, numbers_of_threads, on_threads
+from formats.storage.format import Format
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch, Fields
-from opmatrix.program import Program, Step
-from opmatrix.regions.infinite import infinite_batches
+from opmatrix.runtime.codegen.infinite import infinite_batches
 from opmatrix.runtime.meanings import bound, widen_arguments
 from opmatrix.runtime.operands import number_of
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, make_groups
-from rewrites.compiler.emit import Emitter, Spread
-from rewrites.compiler.search import Structure
-from rewrites.lower.lower import Method, Stored
+from rewrites.lowering.lower import Method, Stored
+from rewrites.search.emit import Emitter, Spread
+from rewrites.search.search import Structure
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import Route, Routes, Taken, noted, noting
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.verify.differences import Change
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along

@@ -15,16 +15,16 @@ from opmatrix.algebra.operators import I, symbol, weight
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.display.show import labels, text
-from rewrites.flat import flat
-from rewrites.graph.egraph import saturate
-from rewrites.graph.template import Template, shrunken, sizes_of, spell_values
-from rewrites.law import ROWS, Law
+from rewrites.egraph.egraph import saturate
+from rewrites.egraph.template import Template, shrunken, sizes_of, spell_values
+from rewrites.laws.flat import flat
+from rewrites.laws.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements
 
 MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
-SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nodes", "term")), "opmatrix.patterns",
-          "opmatrix", "rewrites.kinds", "rewrites.law")
+SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nodes", "term")),
+          "opmatrix.algebra.positions.patterns", "opmatrix", "rewrites.laws.kinds", "rewrites.laws.law")
 
 
 def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS,

@@ -13,14 +13,14 @@ from formats.core.errors import InputError
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import brief
 from opmatrix.algebra.term import Operator
-from opmatrix.own.own_modules import list_things, run_file
-from rewrites.compiler.approximation import Approximation
-from rewrites.graph.egraph import SCHEDULE, directions, list_directions
-from rewrites.graph.law_matches import compare_sides, describe_mismatch, find_mismatch, find_unasked, list_needless
-from rewrites.law import EXACT, ROWS, Law, apart, input_columns, ragged
+from opmatrix.runtime.codegen.custom_modules import list_things, run_file
+from rewrites.egraph.egraph import SCHEDULE, directions, list_directions
+from rewrites.egraph.law_matches import compare_sides, describe_mismatch, find_mismatch, find_unasked, list_needless
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
 from rewrites.laws.kernel_law import Implementation
+from rewrites.laws.law import EXACT, ROWS, Law, apart, input_columns, ragged
+from rewrites.search.approximation import Approximation
 from rewrites.verify.graphs import check_seeded
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9

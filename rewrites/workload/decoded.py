@@ -7,18 +7,18 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents
-from opmatrix.measure import Seconds, most_held, peak, rotate_order, seconds, undisturbed
-from opmatrix.pipelines.cached import decoder_of
-from opmatrix.pipelines.pages import pages_of
-from opmatrix.pipelines.session import HeldSequence, Session
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents
+from opmatrix.inference.cached import decoder_of
+from opmatrix.inference.pages import pages_of
+from opmatrix.inference.session import HeldSequence, Session
+from opmatrix.runtime.measure import Seconds, most_held, peak, rotate_order, seconds, undisturbed
 from opmatrix.runtime.operands import C
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.lower.phased import Generation, Phase, prefill
-from rewrites.lower.price import Prices, TimeModel
-from rewrites.phases import Tell
+from rewrites.lowering.phased import Generation, Phase, prefill
+from rewrites.lowering.price import Prices, TimeModel
+from rewrites.workload.phases import Tell
 
 STEPS_A_ROUND = 4                                                   # that are timed of a session in a round
 TokenIds = NDArray[np.integer]
@@ -38,7 +38,7 @@ class Decoding:
 
     @cached_property
     def session(self) -> Session:
-        from formats.kernels.mixing.chunks import PAGE
+        from formats.kernels.attentions.chunks import PAGE
         assert self.decoder is not None
         return self.decoder.start(PAGE * self.sequences * (pages_of(self.context, PAGE) + pages_of(self.prompt, PAGE)))
 
@@ -91,7 +91,7 @@ def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens:
 
 def capacity_of(asked: Generation) -> int:
     """Rows of caches that a request needs."""
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
     return PAGE * asked.sequences * pages_of(asked.length, PAGE)
 
 

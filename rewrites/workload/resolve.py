@@ -12,21 +12,21 @@ from formats.disk.cache import location
 from formats.disk.files import read_json
 from formats.machine.local import learning
 from formats.machine.model import Machine
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.fetch import MODELS
 from opmatrix.files.hub import is_hub_name
 from opmatrix.files.saving import REPORT
-from opmatrix.pipelines.end_tokens import end_tokens
-from opmatrix.pipelines.pooling import MEAN
-from opmatrix.pricing import this_machine
-from opmatrix.program import Program
+from opmatrix.inference.end_tokens import end_tokens
+from opmatrix.inference.pooling import MEAN
+from opmatrix.runtime.pricing import this_machine
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.graph.layers import Model, check_possible, find_vocabulary, outputs
-from rewrites.lower.mixed import Mix
-from rewrites.lower.phased import Generation, parse_generation
-from rewrites.phases import Tell
+from rewrites.egraph.layers import Model, check_possible, find_vocabulary, outputs
+from rewrites.lowering.mixed import Mix
+from rewrites.lowering.phased import Generation, parse_generation
+from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
 SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"                      # entries of meta that name directories

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from formats.core.epilogue import UNIT
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import percent
-from opmatrix.pipelines.embed import batches
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.pipelines.text import LineReading, Tokenizer
+from opmatrix.inference.embed import batches
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.text import LineReading, Tokenizer
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import format_errors
 from rewrites.workload.samples import TEXT_KINDS, make_lines

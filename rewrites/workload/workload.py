@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.measure import Seconds, measure, peak
-from opmatrix.pipelines.cached_terms import check_sessions
-from opmatrix.pipelines.embed import batches, name_line
-from opmatrix.pipelines.embed import read_lines as read
-from opmatrix.pipelines.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
-from opmatrix.program import Program
+from opmatrix.inference.cached_terms import check_sessions
+from opmatrix.inference.embed import batches, name_line
+from opmatrix.inference.embed import read_lines as read
+from opmatrix.inference.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
+from opmatrix.runtime.measure import Seconds, measure, peak
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.compiler.sparse_attention import LONG, sparser_patterns
-from rewrites.graph.layers import Model, find_vocabulary, outputs
-from rewrites.lower.mixed import Mix, Sized, list_batches
-from rewrites.lower.mixed import describe_mix as said_of
-from rewrites.lower.phased import Generation
-from rewrites.lower.price import TimeModel
-from rewrites.phases import Tell
+from rewrites.egraph.layers import Model, find_vocabulary, outputs
+from rewrites.lowering.mixed import Mix, Sized, list_batches
+from rewrites.lowering.mixed import describe_mix as said_of
+from rewrites.lowering.phased import Generation
+from rewrites.lowering.price import TimeModel
+from rewrites.search.sparse_attention import LONG, sparser_patterns
 from rewrites.workload.decoded import measure_requests, measured_peak, planned_peak
+from rewrites.workload.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token

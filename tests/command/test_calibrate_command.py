@@ -10,12 +10,13 @@ from children import ROOT
 
 from formats import kernels
 from formats.disk import cache
-from formats.machine import blas, peaks
-from formats.machine.blas import Blas
-from formats.machine.host import caches
+from formats.host import blas
+from formats.host.blas import Blas
+from formats.host.host import caches
+from formats.machine import peaks
 from formats.machine.model import Machine, here, machine_file
 from formats.machine.peaks import Peaks, Rate
-from opmatrix.pricing import catalogue, this_machine
+from opmatrix.runtime.pricing import catalogue, this_machine
 from rewrites.cli import __main__ as cli
 from rewrites.cli import environment
 
@@ -170,7 +171,7 @@ def test_what_is_measured_is_what_is_said(monkeypatch):
         now[0] += 1e-3
         return now[0]
     monkeypatch.setattr(peaks.time, "perf_counter", tick)
-    from formats.kernels.engine.rates import CHAINS
+    from formats.machine.rates import CHAINS
     assert peaks.vector_rate().one == pytest.approx(2 * CHAINS * (1 << 19) / 1e-3)
     array, _ = peaks.filled(1 << 16)
     assert array.nbytes == 1 << 16 and peaks.traffic(array) == 1 << 26

@@ -17,14 +17,14 @@ from children import ROOT
 from optimized import small
 
 from opmatrix.display import progress
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.cli import __main__ as cli
 from rewrites.cli.commands import app
 from rewrites.cli.options import EXAMPLES, FIRST_LINES, PANELS
 from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.phases import Report
+from rewrites.workload.phases import Report
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
 KEYS = {"model", "machine", "workload", "seeds", "versions", "search", "baseline", "front", "chosen"}
@@ -49,7 +49,7 @@ class Ran:
 def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate.evaluate"):
+        for module in ("rewrites.run", "rewrites.cli.explained_program", "rewrites.metrics.evaluate"):
             patch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
         yield patch
 

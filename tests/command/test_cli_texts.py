@@ -8,8 +8,8 @@ import pytest
 from optimized import LINES
 from test_cli import command, patched, refused  # noqa: F401
 
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.program import Program
+from opmatrix.inference.pooling import Pooling
+from opmatrix.runtime.program import Program
 
 # ruff: noqa: F811
 

@@ -19,7 +19,7 @@ from test_user_files import contents
 from formats import kernels
 from formats.kernels.engine import objects
 from formats.kernels.engine.compiled import FUNCTIONS
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files here do not say who owns them")
 PAGE = (ROOT / "docs" / "guide" / "deploying.md").read_text("utf-8")

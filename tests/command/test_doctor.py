@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.machine.host import Host
-from formats.machine.threads import BLAS_VARIABLES, asked, most
+from formats.host.host import Host
+from formats.host.threads import BLAS_VARIABLES, asked, most
 from rewrites.cli.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
 from rewrites.cli.examine import Facts, Library, examined
 
@@ -15,7 +15,7 @@ FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)),
 
 
 def facts(environment=None, host=FOUR, **given):
-    """As `examined` would find them: threads are counted as formats.machine.threads counts them."""
+    """As `examined` would find them: threads are counted as formats.host.threads counts them."""
     environment = environment or {}
     threads = min(asked(environment)[1], most()) or len(host.allowed)
     return Facts(host, environment, "a processor", ("AVX2",), threads=threads, **given)

@@ -6,12 +6,12 @@ import standin
 from programs import bert_program
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.program import Program
-from rewrites.evaluate import evaluate as evaluation
-from rewrites.evaluate.evaluate import evaluate_all, format_scores, open_program
-from rewrites.evaluate.pairs import SentencePairs, score_pairs
-from rewrites.phases import Report
+from opmatrix.inference.pooling import Pooling
+from opmatrix.runtime.program import Program
+from rewrites.metrics import evaluate as evaluation
+from rewrites.metrics.evaluate import evaluate_all, format_scores, open_program
+from rewrites.metrics.pairs import SentencePairs, score_pairs
+from rewrites.workload.phases import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25),
         ("runs", "the river runs", 3.0)]

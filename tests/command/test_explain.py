@@ -10,12 +10,13 @@ import standin
 
 from formats.core.errors import InputError
 from opmatrix.files.saving import DERIVATION
-from opmatrix.program import Program
-from rewrites import explain, run
-from rewrites.evaluate.reported import Reported
-from rewrites.lower.lower import KernelCall, Method, Use
-from rewrites.phases import Report
+from opmatrix.runtime.program import Program
+from rewrites import run
+from rewrites.cli import explained_program as explain
+from rewrites.lowering.lower import KernelCall, Method, Use
+from rewrites.metrics.reported import Reported
 from rewrites.report import results, retelling
+from rewrites.workload.phases import Report
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

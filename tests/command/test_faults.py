@@ -17,9 +17,9 @@ from test_cli import command, patched, refused  # noqa: F401
 from formats.core.errors import InputError
 from rewrites.cli import __main__ as cli
 from rewrites.cli import commands
-from rewrites.graph.layers import parts
-from rewrites.law import SIMPLIFY, law, matrix, n, p, value
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import SIMPLIFY, law, matrix, n, p, value
 from rewrites.run import blame_own_laws
 from rewrites.verify import VerificationError, shrink, verify_graphs
 

@@ -15,19 +15,19 @@ import standin
 from speakers import BYTES, gpt2
 
 from opmatrix.files.loading import load
-from opmatrix.pipelines.parsed_ahead import ParsedAhead
-from opmatrix.pipelines.sampling import Sampling
+from opmatrix.inference.parsed_ahead import ParsedAhead
+from opmatrix.inference.sampling import Sampling
 from rewrites.cli import __main__ as cli
 from rewrites.cli import commands
 from rewrites.cli.generate import write_reply
-from rewrites.straight import SWITCHES, VALUED, read_plainly
+from rewrites.cli.straight import SWITCHES, VALUED, read_plainly
 
 
 @pytest.fixture
 def generate(tmp_path, capsys, monkeypatch):
     """Runs the command in this process, in a directory of its own; what it printed, said, and its status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rewrites.find_exact.calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr("rewrites.cli.find_exact.calibrated", lambda progress, *batches: standin.machine())
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["opmatrix", "generate", *map(str, arguments)])
@@ -123,8 +123,8 @@ def test_text_of_a_model_is_that_of_its_rows(generate, tmp_path):
     """A program is searched for; the file says which token ends a text."""
     from speakers import greedy
 
+    from opmatrix.algebra.batch.batch import Batch
     from opmatrix.algebra.oracles import dense
-    from opmatrix.batch import Batch
     from opmatrix.files.checkpoint import open_model
     scores = lambda ids: dense(open_model(tmp_path / "it.gguf").operator(), Batch([ids]))
     ggufs.write(tmp_path / "it.gguf")
@@ -155,7 +155,7 @@ def test_what_was_written_stays_when_it_is_interrupted(generate, saved, monkeypa
     (["a", "--top-p", 1.5], "top_p 1.5"), (["a", "--max-tokens", 0], "max_tokens 0"), (["a", "--seed", -1], "seed -1")])
 def test_bad_input_is_one_line(generate, saved, monkeypatch, arguments, said):
     """Of a saved program and of a model, of which no program is searched for."""
-    monkeypatch.setattr("rewrites.find_exact.find_exact", lambda *_: pytest.fail("the search has begun"))
+    monkeypatch.setattr("rewrites.cli.find_exact.find_exact", lambda *_: pytest.fail("the search has begun"))
     shutil.copytree(BYTES, "model")
     for place in (saved, "model"):
         out, err, status = generate(place, *arguments)

@@ -7,8 +7,8 @@ import socket
 import pytest
 from partitioned import LLAMA, command_runner
 
-from opmatrix.launching.headings import RanksFailed
-from opmatrix.training.pull_rules import PULLS
+from opmatrix.autodiff.vjp_rules import PULLS
+from opmatrix.parallel.launch.headings import RanksFailed
 
 
 @pytest.fixture
@@ -16,7 +16,8 @@ def said(tmp_path, monkeypatch, capsys):
     """Runs the command beside a tiny configuration, and gives status, output and errors."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setattr("opmatrix.launching.launcher.Ranks.start", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.Ranks.start",
+                        lambda *_: pytest.fail("a process was started"))
     return command_runner("launch", monkeypatch, capsys)
 
 
@@ -44,12 +45,12 @@ def test_what_cannot_be_is_refused_in_a_line(said, line, words):
 
 def test_a_port_in_use_and_an_absent_torch_are_refused(said, monkeypatch):
     line = "tiny.json --dp 2 --batch 2 --tokens 4 --no-compare"
-    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: name)        # torch may not be here
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: name)        # torch may not be here
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         status, out, errors = said(f"{line} --port {port}")
     assert (status, out, errors.count("\n")) == (2, "", 1) and re.search(rf"port {port}: .*in use", errors)
-    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: None)
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: None)
     status, out, errors = said(line)
     assert (status, out, errors.count("\n")) == (2, "", 1) and "pip install 'opmatrix[launch]'" in errors
 

@@ -8,10 +8,10 @@ import pytest
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
-from rewrites import explain
-from rewrites.evaluate.reported import Named, Reported
+from rewrites.cli import explained_program as explain
+from rewrites.metrics.reported import Named, Reported
 from rewrites.opened import Opened
-from rewrites.phases import Report
+from rewrites.workload.phases import Report
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
     import py_compile
     from importlib.util import cache_from_source
 
-    from opmatrix.own.own_modules import run_file as module
+    from opmatrix.runtime.codegen.custom_modules import run_file as module
     laws, other = tmp_path / "laws.py", evil(tmp_path)
     laws.write_text("mine = 1\n".ljust(other.stat().st_size))
     for file in (laws, other): os.utime(file, (10 ** 9, 10 ** 9))

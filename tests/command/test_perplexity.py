@@ -9,15 +9,15 @@ from searched import KINDS, structure
 from typer.testing import CliRunner
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.cli import commands
-from rewrites.evaluate import evaluate as evaluation
-from rewrites.evaluate import perplexity
-from rewrites.evaluate.perplexity import Foreseen, score_text
-from rewrites.phases import Report
+from rewrites.metrics import evaluate as evaluation
+from rewrites.metrics import perplexity
+from rewrites.metrics.perplexity import Foreseen, score_text
+from rewrites.workload.phases import Report
 from rewrites.workload.resolve import source
 
 TEXT = "the bird the cat 12 the the fish the 1 2 3 dog the end of the end"

@@ -12,10 +12,10 @@ import pytest
 import standin
 
 from opmatrix.display import progress
-from rewrites import phases as report
 from rewrites import run
 from rewrites.cli import __main__ as cli
-from rewrites.phases import Report
+from rewrites.workload import phases as report
+from rewrites.workload.phases import Report
 
 BETWEEN = 3000                                              # calls outside phases, of millions: forks, tables, options
 

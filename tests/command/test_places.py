@@ -11,7 +11,7 @@ from test_cli import command, patched, refused  # noqa: F401
 from formats.disk.cache import CACHE_VARIABLE
 from opmatrix.files.loading import KIND, PROGRAM
 from rewrites.cli.commands import app
-from rewrites.pages.html_report import OURS
+from rewrites.report.pages.html_report import OURS
 
 WRITES = {"out", "results", "trace", "html"}                # parameters that name what is written, of every command
 OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}

@@ -6,7 +6,7 @@ import re
 import pytest
 from partitioned import GPT2, RATES, command_runner
 
-from opmatrix.pricing import datasheet
+from opmatrix.runtime.pricing import datasheet
 
 CONFIG = GPT2 | dict(n_embd=12, n_head=6, n_layer=4)
 
@@ -78,7 +78,7 @@ def test_a_plan_is_printed_written_drawn_and_explained(said, tmp_path):
     ("", r"--\w+ \d.* --train --schedule \S+ --micro-batches \d+ --recompute none --batch 8 --tokens 16")])
 def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said, monkeypatch, more, words):
     """Of rates as they were measured somewhere."""
-    monkeypatch.setattr("opmatrix.strategies.local_ranks.rank_rates", lambda ranks: RATES)
+    monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)
     status, out, _ = said(f"tiny.json --devices 4 --machine local --batch 8 --seq 16 --keep 2 --explain {more}")
     assert status == 0 and re.search(f"the first: opmatrix launch tiny.json --ranks 4 {words}$", out, re.MULTILINE)
     assert re.search(r"^processors +1.8", out, re.MULTILINE) and "data sheet: somewhere" in out

@@ -8,9 +8,9 @@ import standin
 from test_cli import command, patched, refused  # noqa: F401
 from test_segments import BATCH, stepped
 
+from formats.host.threads import limit
 from formats.kernels.engine import replay
-from formats.machine.threads import limit
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from rewrites.cli import profile
 
 ONE = Batch([np.arange(40) % 20])

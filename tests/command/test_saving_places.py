@@ -15,7 +15,7 @@ from test_user_files import LONG, contents
 
 from formats.core.errors import InputError
 from opmatrix.files import placing, saving
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 
 def written(program, place):

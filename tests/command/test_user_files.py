@@ -17,7 +17,7 @@ from children import LIMIT, ROOT
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.disk import files
-from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
+from opmatrix.inference.embed import MAX_LINE_BYTES, embed_texts, quantity
 
 LINES = ["the bank of the river", "", "a river runs dry"]
 LONG = "n" * 300

@@ -10,20 +10,20 @@ from searched import model, structure
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
-from opmatrix.program import Program
-from rewrites.compiler.approximation import approximation
-from rewrites.compiler.fit import Fitter
-from rewrites.derivations.chain import derive_chain
+from opmatrix.runtime.program import Program
+from rewrites.approximate.error_levels import count_methods, describe_methods
+from rewrites.explain.derivations.chain import derive_chain
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method
-from rewrites.pareto.error_levels import count_methods, describe_methods
+from rewrites.lowering.lower import Method
+from rewrites.search.approximation import approximation
+from rewrites.search.fit import Fitter
 from rewrites.verify.user_laws import load_laws
 
 HEAD = """import numpy as np
 from opmatrix import I, relu, tanh
 from opmatrix.algebra.operators import heads
-from rewrites.compiler.approximation import approximation
-from rewrites.law import SIMPLIFY, constant, count, h, k, law, matrix, n, operator, p, value
+from rewrites.search.approximation import approximation
+from rewrites.laws.law import SIMPLIFY, constant, count, h, k, law, matrix, n, operator, p, value
 
 """
 GOOD = HEAD + '''

@@ -11,10 +11,10 @@ from test_certificate import once  # noqa: F401
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats import FORMATS
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.program import Program
-from rewrites.evaluate.reported import Named
+from opmatrix.runtime.program import Program
+from rewrites.metrics.reported import Named
 from rewrites.verify import unrounded, verify_exact
 from rewrites.verify.certificate import certify
 from rewrites.workload.resolve import source

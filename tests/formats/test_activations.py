@@ -9,10 +9,9 @@ from formats.core.activation import ACTIVATIONS, COMPILED, activation, names_cal
 from formats.core.epilogue import ROUGH_ERROR, Epilogue
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.launch import address
-from formats.kernels.rows import tail
 from formats.kernels.rows.activations import PASSES as KERNEL_ACTIVATIONS
 from formats.kernels.rows.activations import ROUGH, each_vector
-from formats.kernels.simd import maths
+from formats.kernels.simd import maths, tail
 
 
 def floats_of(low, high, count, rng):

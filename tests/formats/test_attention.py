@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from formats import kernels
 from formats.core.epilogue import gamma
+from formats.kernels.attentions import attending
+from formats.kernels.attentions import attending_halves as halves
 from formats.kernels.engine.compiled import FUNCTIONS
-from formats.kernels.mixing import attending
-from formats.kernels.mixing import attending_halves as halves
 
 
 def attended(q, k, v, scale):

@@ -8,8 +8,8 @@ from arrays import numbers, room, within
 from doors import near, softly
 
 from formats import Mask, kernels
-from formats.kernels.mixing.chunks import CHUNK, PAGE
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from formats.kernels.attentions.chunks import CHUNK, PAGE
 from formats.storage.bf16 import nearest
 
 FAR = 2 ** 40

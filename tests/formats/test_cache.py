@@ -19,10 +19,10 @@ from formats.kernels.engine import objects
 from formats.machine import local
 from formats.machine import model as machines
 from formats.machine.model import Machine
-from opmatrix.pricing import catalogue, this_machine
+from opmatrix.runtime.pricing import catalogue, this_machine
 from rewrites.approximate import error_cache as remember
 from rewrites.cli import __main__ as cli
-from rewrites.lower.lower import Method
+from rewrites.lowering.lower import Method
 
 OTHER = 54321                                                # a user who is neither us nor root
 owned = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")

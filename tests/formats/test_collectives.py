@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.core.errors import InputError
+from formats.machine import collectives, links
+from formats.machine.collectives import COLLECTIVES, collective_seconds, level_bytes, wire_bytes
 from formats.machine.datasheets import load_bundled
-from formats.network import collectives, links
-from formats.network.collectives import COLLECTIVES, collective_seconds, level_bytes, wire_bytes
-from formats.network.links import Link, levels_of
+from formats.machine.links import Link, levels_of
 
 NODE = (Link("node", 8, 3e11, 1e-6), Link("network", inf, 25e9, 3e-6))
 RACKS = (Link("node", 4, 8e11, 1e-6), Link("rack", 16, 2e11, 2e-6), Link("network", inf, 25e9, 5e-6))

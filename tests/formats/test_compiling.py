@@ -23,8 +23,7 @@ from programs import bert_program, unfused_layer
 from formats import FORMATS, kernels
 from formats.core.errors import InputError
 from formats.disk import locks
-from formats.kernels import frozen
-from formats.kernels.engine import compiler, objects
+from formats.kernels.engine import compiler, frozen, objects
 from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
 from formats.kernels.engine.native import Nothing, types
 from formats.kernels.rows.activations import PASSES
@@ -65,7 +64,7 @@ print("compiled" if "formats.kernels.engine.compiler" in sys.modules else "found
 FILE = f"{PASSES['square'].symbol}.o"
 NAME = """
 from formats.kernels.engine import objects
-from formats.kernels.products.packed_panels import packed
+from formats.kernels.matmul.packed_panels import packed
 from formats.kernels.rows.activations import PASSES
 print(objects.key(), PASSES["square"].symbol, packed.symbol)
 """
@@ -320,8 +319,8 @@ def test_a_saved_program_runs_without_a_compiler(tmp_path):
     program.save(tmp_path / "program")
     code = f"""
 import sys
-from opmatrix.batch import Batch
-from opmatrix.program import Program
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.program import Program
 program = Program.load({str(tmp_path / 'program')!r})
 batch = Batch([[3, 4, 5], [8], [9, 10, 11, 12]])
 found = program.run(batch)
@@ -331,7 +330,7 @@ print(known, found.tobytes().hex())
     run(code)
     known, found = run(code)
     assert known == "False"
-    from opmatrix.batch import Batch
+    from opmatrix.algebra.batch.batch import Batch
     assert program.run(Batch([[3, 4, 5], [8], [9, 10, 11, 12]])).tobytes().hex() == found
 
 
@@ -444,7 +443,7 @@ def test_where_memory_ends_one_compiler_is_tried_alone(monkeypatch):
         counts.append(([each.name for each in functions], count))
         yield ["square 0.1 \n"] if len(counts) == 1 else [], BytesIO(), [SimpleNamespace(wait=lambda: -9)]
     monkeypatch.setattr(compiler, "started", started)
-    monkeypatch.setattr("formats.machine.threads.threads", lambda: 2)
+    monkeypatch.setattr("formats.host.threads.threads", lambda: 2)
     monkeypatch.setattr(compiler.Host, "here", lambda: SimpleNamespace(usable=2))
     with pytest.raises(InputError, match="not compiled: relu: there was not enough memory"):
         list(compiler.compile_each([PASSES["square"], PASSES["relu"]]))

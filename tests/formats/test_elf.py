@@ -9,9 +9,9 @@ import pytest
 from test_compiling import SQUARE, done, run
 
 from formats.core.errors import InputError
+from formats.kernels.attentions import attending
 from formats.kernels.engine import elf, objects, processor
 from formats.kernels.engine.compiled import FUNCTIONS, provide
-from formats.kernels.mixing import attending
 from tests.numba_kernel import listed
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")

@@ -4,7 +4,7 @@ import pytest
 
 from formats.machine import calibration
 from formats.machine.features import FAR, weigh_format
-from opmatrix.pricing import catalogue
+from opmatrix.runtime.pricing import catalogue
 
 CATALOGUE = catalogue()
 

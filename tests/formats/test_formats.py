@@ -13,11 +13,11 @@ from hypothesis.extra.numpy import arrays
 import formats
 from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
 from formats.core.activation import COMPILED
-from formats.core.check import check_product
 from formats.core.choices import Range
 from formats.core.epilogue import UNIT
 from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r
 from formats.core.stage import STAGES, Stage
+from formats.storage.check import check_product
 
 few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)

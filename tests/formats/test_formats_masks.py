@@ -10,9 +10,9 @@ from safetensors.numpy import load, save
 
 from formats import FormatError
 from formats.core.epilogue import gamma
-from formats.masks import Mask
-from opmatrix.batch import Batch
-from opmatrix.patterns import causal, sequence, window
+from formats.storage.masks import Mask
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.positions.patterns import causal, sequence, window
 
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
 sides = st.integers(1, 70) | st.sampled_from((15, 16, 17, 32, 33, 48, 64, 65))

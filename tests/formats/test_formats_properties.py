@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from formats import FORMATS, FormatError, from_arrays
-from formats.core.check import check_product, saved
+from formats.storage.check import check_product, saved
 
 every = pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 some = settings(max_examples=20, deadline=None,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import CSC, CSR, SELL, FormatError, from_arrays
-from formats.core.check import check_product
 from formats.core.sizes import nnz
+from formats.storage.check import check_product
 
 few = settings(max_examples=30, deadline=None)
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)

@@ -21,9 +21,9 @@ from programs import bert_program, fused_layer
 from test_threads import mark
 
 from formats import FORMATS, kernels
+from formats.host import threads
 from formats.kernels.engine import compiled, launch, pool
 from formats.kernels.rows import activations
-from formats.machine import threads
 from opmatrix.runtime import recorded
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -174,7 +174,7 @@ CHANGES = """
 import numpy as np
 import test_interrupts as here
 from formats import FORMATS; from formats.machine import threads
-from formats.core.check import check
+from formats.storage.check import check
 from formats.kernels.engine import launch
 
 wanted = {name: here.program(name).run(here.MANY) for name in here.PACKS}

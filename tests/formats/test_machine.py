@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sympy
 
+from formats.host.threads import threads
 from formats.machine import calibration, local, predictor
 from formats.machine import model as machines
 from formats.machine.features import even, locate_call
@@ -15,8 +16,7 @@ from formats.machine.local import learning
 from formats.machine.model import Machine, NotThisMachine, Rates, UnknownPrice, record
 from formats.machine.predictor import Correction
 from formats.machine.prices import Catalogue
-from formats.machine.threads import threads
-from opmatrix.pricing import catalogue, this_machine
+from opmatrix.runtime.pricing import catalogue, this_machine
 
 SIZES = {"g": 2, "n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
          "h": 12, "d": 32, "k": 2, "S": 5, "E": 8, "moved": 96, "written": 32, "operands": 3, "simple": 200, "slow": 7,

@@ -10,8 +10,8 @@ from formats import FORMATS
 from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheets, load_bundled, work
 from formats.machine.prices import EPILOGUE
-from opmatrix.extents import WHOLE, Extents
-from opmatrix.pricing import catalogue, datasheet
+from opmatrix.algebra.batch.extents import WHOLE, Extents
+from opmatrix.runtime.pricing import catalogue, datasheet
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4,
          "S2": 128 * 128,
@@ -106,8 +106,8 @@ def test_units_are_apart():
 
 @pytest.mark.deep
 def test_a_search_takes_one_like_a_calibrated_machine(small):
-    from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
+    from rewrites.search.search import search
     found = {name: search(small, EXACT_LAWS, datasheet(name), Extents({"T": 40, WHOLE: 600})).time
              for name in ("H100", "A100", "TPUv5e")}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"

@@ -8,8 +8,8 @@ import pytest
 from children import LIMIT, ROOT
 
 from formats.disk.own_python import added_paths, child_of_module, child_of_python
+from formats.host.blas import TRIAL
 from formats.kernels.engine.compiler import TEXTS
-from formats.machine.blas import TRIAL
 from rewrites.cli import leave_working_directory
 
 TRAPS = "torch", "numpy", "queue", "pip", "formats", "llvmlite"

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_machine import PRICES, known
 
-from formats.machine import local, quiet
+from formats.host import quiet
+from formats.machine import local
 from formats.machine.calibration import pace_of
 from formats.machine.model import WAYS, Machine, Rates, machine_file
-from opmatrix.pricing import this_machine
+from opmatrix.runtime.pricing import this_machine
 
 SIZES = {"T": 40, "n": 256, "p": 192, "S2": 1600, "h": 4, "d": 16, "g": 4, "N": 4, "M": 8}
 KERNEL = "linear.dense"

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from formats import FORMATS, Epilogue
+from formats.host import threads
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address
 from formats.kernels.engine.memory import longs
-from formats.kernels.products.tiles import ATTENDED, TILES, attended_pairs, by_vectors
+from formats.kernels.matmul.tiles import ATTENDED, TILES, attended_pairs, by_vectors
 from formats.kernels.simd.amx import MATRIX
-from formats.machine import threads
 
 OTHERS = (8, 3), (6, 4), (3, 1), (1, 2)
 other_pairs = by_vectors(ATTENDED, OTHERS)

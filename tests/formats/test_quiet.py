@@ -1,15 +1,15 @@
 """What a busy machine is: nothing is timed here, counts and seconds are given."""
 import pytest
 
-from formats.machine import quiet
-from formats.machine.quiet import SIGNS, Watch, describe_noise, missing, probe, warn_busy, width
+from formats.host import quiet
+from formats.host.quiet import SIGNS, Watch, describe_noise, missing, probe, warn_busy, width
 
 
 def watch(monkeypatch, load=0.5, ticks=((0, 0, 0, 0), (100, 0, 200, 100)), threads=2, runs=(), speedup=None):
     """What is seen with two processors: ticks at work, stolen, in all, our own, before and after."""
     counts = iter(ticks)
-    monkeypatch.setattr("formats.machine.host.load_average", lambda: load)
-    monkeypatch.setattr("formats.machine.threads.threads", lambda: threads)
+    monkeypatch.setattr("formats.host.host.load_average", lambda: load)
+    monkeypatch.setattr("formats.host.threads.threads", lambda: threads)
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet.Others, "now", lambda self: next(counts, None))
     found = Watch()

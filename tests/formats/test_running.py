@@ -5,11 +5,11 @@ from searched import found
 
 from formats import FORMATS, kernels
 from formats.core.arrays import room
+from formats.host.threads import limit
 from formats.kernels.engine.launch import ARENA
 from formats.kernels.engine.replay import clock
 from formats.machine.features import FAR
 from formats.machine.running import Inside, allocate_both, inside, spread_weights, write_anew
-from formats.machine.threads import limit
 
 pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock here")
 

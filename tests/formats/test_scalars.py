@@ -4,11 +4,17 @@ import math
 import numpy as np
 import pytest
 
-from formats.rowwise.scalar_graphs import bound_graph, check_traced, count_work, exact_graph, name_graph
-from formats.rowwise.scalars import Untraceable, trace_numbers
+from formats.kernels.generated.rowwise.scalar_graphs import (
+    bound_graph,
+    check_traced,
+    count_work,
+    exact_graph,
+    name_graph,
+)
+from formats.kernels.generated.rowwise.scalars import Untraceable, trace_numbers
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.regions.merging import traced_monoid
+from opmatrix.runtime.codegen.merging import traced_monoid
 
 
 def bent(u): return np.where(u > 0, u, np.expm1(np.minimum(u, 0))) + u ** 3 / (1 + np.abs(u))

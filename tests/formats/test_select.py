@@ -7,7 +7,7 @@ import pytest
 import standin
 
 from formats import FORMATS, FormatError, select
-from formats.select import Candidate, DecomposedMatrix, candidates, choose, deviation, race_candidates, sampled
+from formats.storage.select import Candidate, DecomposedMatrix, candidates, choose, deviation, race_candidates, sampled
 
 MACHINE = standin.machine()
 

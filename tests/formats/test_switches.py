@@ -8,7 +8,7 @@ import pytest
 from children import ROOT, printed
 
 from formats.core.errors import InputError
-from formats.machine.switches import SWITCHES, VARIABLE, switched_off, without
+from formats.host.switches import SWITCHES, VARIABLE, switched_off, without
 
 ALL = ("+64bit,+amx-bf16,+amx-tile,+avx,+avx2,+avx512bf16,+avx512f,+avx512vnni,-avx10.1,+avxvnni,+f16c,"
        "+fma,+sse4.2,+vaes")

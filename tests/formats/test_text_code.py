@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from formats.folding import fold_lanes
 from formats.kernels.engine import memory, objects
 from formats.kernels.engine.compiled import Function, digest_code, provide
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.memory import bytes_at, longs, view_as
 from formats.kernels.engine.native import njit
+from formats.kernels.generated.folding import fold_lanes
 
 doubles, f4, i8 = view_as(np.float64), np.float32, np.int64
 OUT, ASKED = 24, [(0, 0), (1, 5), (7, 2), (64, 63)]         # expressions of a kernel; what it is called with
@@ -135,7 +135,7 @@ def test_what_functions_say_is_pythons():
 def test_that_function_is_written_without_numbas_inference():
     """A user's kernel may say what only numba knows, so that it would be compiled in any case."""
     code = "from tests.formats.test_text_code import python_of_all as f; compile_written(f)"
-    subprocess.run([sys.executable, "-c", f"from formats.kernels.writing.text_code import compile_written; {code}"],
+    subprocess.run([sys.executable, "-c", f"from formats.kernels.llvm.text_code import compile_written; {code}"],
                    env=os.environ | {"OPMATRIX_COMPILES": "1"}, cwd=Path(__file__).parents[2], check=True)
 
 

@@ -8,13 +8,13 @@ import pytest
 from children import ROOT, printed
 
 from formats import kernels
+from formats.host import threads
 from formats.kernels.engine import pool
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import launch
 from formats.kernels.engine.memory import longs
 from formats.kernels.simd.amx import MATRIX
 from formats.kernels.simd.vectors import FEATURES
-from formats.machine import threads
 
 
 @Kernel
@@ -95,12 +95,12 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 def test_threads_may_be_fewer_or_more_than_processors():
-    assert run(USE + "from formats.machine.threads import threads; print(threads())", NUMBA_NUM_THREADS="5") == "5\n"
-    assert run(USE + "from formats.machine.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
+    assert run(USE + "from formats.host.threads import threads; print(threads())", NUMBA_NUM_THREADS="5") == "5\n"
+    assert run(USE + "from formats.host.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
 
 
 def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
-    monkeypatch.setattr("formats.machine.host.quota", lambda root: 1.5)
+    monkeypatch.setattr("formats.host.host.quota", lambda root: 1.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"): monkeypatch.delenv(name, raising=False)
     assert threads.available.__wrapped__() == 2
@@ -112,7 +112,7 @@ def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
 def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr("formats.machine.host.quota", lambda root: None)
+    monkeypatch.setattr("formats.host.host.quota", lambda root: None)
     for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2),
                          ("", 2)):
         monkeypatch.setenv("NUMBA_NUM_THREADS", given)
@@ -127,7 +127,7 @@ def test_a_limit_is_no_way_around_the_cap():
 
 
 def test_a_hundred_thousand_threads_are_asked_for():
-    assert run(USE + "from formats.machine.threads import most, threads; print(threads() == most())",
+    assert run(USE + "from formats.host.threads import most, threads; print(threads() == most())",
                NUMBA_NUM_THREADS="100000") == "True\n"
 
 
@@ -140,7 +140,7 @@ def test_blas_is_limited_inside_and_restored():
 
 def test_the_command_line_gives_blas_one_thread():
     given = threads.command_line_environment()
-    code = "from formats.machine.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
+    code = "from formats.host.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
     assert run(code, **given) == "{1}\n"
 
 
@@ -149,7 +149,7 @@ OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx5
 BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
-from formats.core.check import check
+from formats.storage.check import check
 from formats.kernels.engine import compiled
 from formats.kernels.simd.amx import MATRIX
 from formats.kernels.simd.vectors import MANY_REGISTERS
@@ -180,7 +180,7 @@ def test_a_processor_with_less(off, left):
 HALVES = """
 import numpy as np
 from formats import FORMATS, kernels
-from formats.core.check import check
+from formats.storage.check import check
 from formats.kernels.engine import compiled
 from formats.kernels.engine.memory import WIDENS
 assert WIDENS == {expected}

@@ -18,7 +18,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
 NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
 # rooms of like things, a file each
-ALIKE = "formats/storage", "formats/kernels/products", "opmatrix/runtime/kernels"
+ALIKE = "formats/storage", "formats/kernels/matmul", "opmatrix/runtime/kernels"
 OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
 
 

@@ -20,7 +20,7 @@ import models
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
 from opmatrix.files.checkpoint import Checkpoint
-from rewrites.evaluate.evaluate import open_program
+from rewrites.metrics.evaluate import open_program
 
 COLUMNS = ["engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"]
 PAIRS = [("the bank of the river", "a bank", 3.0), ("dry ?", "the river runs dry.", 1.5), ("a river", "rivers", 4.0)]
@@ -37,7 +37,7 @@ def place(tmp_path_factory):
     (place / "cache").mkdir()
     (place / "cache" / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rewrites.evaluate.evaluate.calibrated", lambda progress, *batches: standin.machine())
+        patch.setattr("rewrites.metrics.evaluate.calibrated", lambda progress, *batches: standin.machine())
         found = open_program(str(place / "small"))          # as imported: what laws do to it others test
     for workload in ("2x6", "file"): found.save(place / "programs" / f"small-float32-{workload}")
     return place

@@ -23,9 +23,9 @@ import paired
 
 from formats.core.errors import InputError
 from formats.machine.model import Machine, here, machine_file
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.pricing import catalogue
+from opmatrix.runtime.pricing import catalogue
 
 # A clock that goes by the work alone, and results times a factor: whatever the machine does, what is planted is seen.
 PLANTED = """
@@ -167,8 +167,8 @@ def test_a_calibration_is_taken_where_features_and_packages_are_the_same(tmp_pat
 
 
 def test_a_batch_is_where_a_commit_has_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opmatrix.batch", None)
-    monkeypatch.setattr("opmatrix.patterns.Batch", Batch, raising=False)
+    monkeypatch.setitem(sys.modules, "opmatrix.algebra.batch.batch", None)
+    monkeypatch.setattr("opmatrix.algebra.positions.patterns.Batch", Batch, raising=False)
     assert engines.Ragged(None).ready([[1, 2], [3]]).rows == 3
 
 

@@ -15,9 +15,9 @@ from formats.core.stage import STAGES
 from formats.machine.datasheets import FILE, datasheets
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.positions.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.algebra.term import PROPERTIES
 from opmatrix.models import FAMILIES
-from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
@@ -81,8 +81,9 @@ def follow(page, root):
     block = re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1]
     file = Path(re.match(r'"""(\S+?):', block)[1])
     (root / file).write_text(block, "utf-8")
-    catalogue, where = root / "formats/catalogue.py", r"`(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at"
-    line, listed, entry = re.search(f"`formats/catalogue.py`: {where}", text).groups()
+    catalogue = root / "formats/storage/catalogue.py"
+    where = r"`(.*?)` among its imports, `(.*?)` in `__all__`, and `(\w+)` at"
+    line, listed, entry = re.search(f"`formats/storage/catalogue.py`: {where}", text).groups()
     said = catalogue.read_text("utf-8")
     said = re.sub(r"^(?=from formats.storage.vector)", f"{line}\n", said, count=1, flags=re.M)
     said = re.sub(r"(__all__ = \[.*?)\]", rf"\1, {listed}]", said, count=1, flags=re.S)

@@ -42,9 +42,9 @@ def test_it_shows_what_people_use_and_nothing_else():
 
 
 def test_names_are_the_things_themselves():
-    from formats.select import select
-    from opmatrix.program import Program
-    from rewrites.derivations.schedules import schedule
+    from formats.storage.select import select
+    from opmatrix.runtime.program import Program
+    from rewrites.explain.derivations.schedules import schedule
     from rewrites.laws import EXACT_LAWS
     from rewrites.proofs.equations import prove
     assert (om.optimize, om.Program, om.prove, om.schedule,

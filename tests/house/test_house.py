@@ -20,9 +20,9 @@ def test_rooms_stand_in_the_order_that_the_page_gives():
     tree = page.split("\nrewrites/ ")[1].split("```")[0]
     order = [f"rewrites.{name}" for name in re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)]
     rooms = {measures.room(module) for module in measures.MODULES if module.startswith("rewrites.")}
-    assert {room for room in rooms if "." in room.removeprefix("rewrites.")} == {"rewrites.proofs.laws"}
+    assert {room for room in rooms if "." in room.removeprefix("rewrites.")} == {"rewrites.laws.proving"}
     assert {room for room in rooms if measures.MODULES.get(room, measures.ROOT).name == "__init__.py"} == {
-        *order, "rewrites.proofs.laws"}
+        *order, "rewrites.laws.proving"}
     assert not [(module, other) for module in measures.MODULES for other in measures.imported(module)
                 if (own := measures.room(module)) in order and (its := measures.room(other)) in order
                 and order.index(its) > order.index(own)]
@@ -60,7 +60,7 @@ def test_types_are_said():
     ("from formats.machine.prices import PRICES\nPRICES['x'] = 1", 1),
     ("from formats.machine import prices\nprices.PRICES |= {}", 1),
     ("from formats.machine.running import STARTUP\ndef f(): STARTUP.append(1)", 1),
-    ("from rewrites.law import LAWS\nLAWS['x'] = 1", 0), ("TABLE = {}\nTABLE['x'] = 1", 0)])
+    ("from rewrites.laws.law import LAWS\nLAWS['x'] = 1", 0), ("TABLE = {}\nTABLE['x'] = 1", 0)])
 def test_a_change_of_another_package_is_seen(source, wanted, tmp_path, monkeypatch):
     path = tmp_path / "changing.py"
     path.write_text(source)

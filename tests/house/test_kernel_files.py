@@ -13,7 +13,9 @@ from formats.kernels import find_modules
 from opmatrix.runtime.kernel import BESIDE, Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS, enter
 
-ROOM, LAWS = ROOT / "opmatrix/runtime/kernels", sorted((ROOT / "rewrites/laws").glob("*.py"))
+ROOM = ROOT / "opmatrix/runtime/kernels"
+LANGUAGE = {"flat", "guards", "instances", "kinds", "law", "spelling"}     # what laws are written in
+LAWS = sorted(path for path in (ROOT / "rewrites/laws").glob("*.py") if path.stem not in LANGUAGE)
 READ = {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOM.glob("*.py"))}
 CLASSES = {node.name: (path, node) for path, tree in READ.items() for node in tree.body
            if isinstance(node, ast.ClassDef) and node.name in KERNELS}

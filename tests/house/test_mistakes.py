@@ -27,7 +27,6 @@ from opmatrix import (
     magnitude,
     maximum,
     over,
-    patterns,
     product,
     prove,
     reciprocal,
@@ -48,12 +47,13 @@ from opmatrix import (
 )
 from opmatrix import given as fields
 from opmatrix.algebra import monoids
-from opmatrix.batch import Batch
-from opmatrix.pipelines.embed import each
-from opmatrix.program import Program
-from opmatrix.relations import Relation
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.positions import patterns
+from opmatrix.inference.embed import each
+from opmatrix.runtime.program import Program
 from rewrites import optimize
-from rewrites.law import SIMPLIFY, law, n, value
+from rewrites.laws.law import SIMPLIFY, law, n, value
 
 A = weight([[1.0, -2.0], [3.0, 4.0]])
 

@@ -3,7 +3,7 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from measures import FILES, MODULES, defined
+from measures import FILES, MODULES, defined, nodes
 
 
 def statements(body):
@@ -44,7 +44,7 @@ def test_no_twins():
 
 
 KERNELS = "opmatrix.runtime.kernels."
-LAWS = ("rewrites.laws.", "rewrites.proofs.laws.")
+LAWS = ("rewrites.laws.", "rewrites.laws.proving.")
 
 
 def test_one_word_one_meaning():
@@ -60,7 +60,8 @@ def test_one_word_one_meaning():
 
 
 def test_files_are_short():
-    assert not [(path, count) for path in FILES if (count := len(path.read_text().splitlines())) > 400]
+    """Nodes of the syntax tree are counted, not lines: a limit on lines is met by packing."""
+    assert not [(path, count) for path in FILES if (count := len(nodes(path))) > 6_200]
 
 
 def test_a_room_says_what_it_is_for():

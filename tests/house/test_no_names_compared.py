@@ -13,16 +13,16 @@ from children import ROOT
 from formats import FORMATS
 from opmatrix.algebra import monoids, operators  # noqa: F401, their kinds
 from opmatrix.algebra.term import KINDS, PROPERTIES
-from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.law import Sort
+from opmatrix.runtime.pricing import catalogue
+from rewrites.laws.law import Sort
 
 FILES = sorted(path for package in ("formats", "opmatrix", "rewrites") for path in (ROOT / package).rglob("*.py"))
 NAMES = {part for name in (*KERNELS, *FORMATS, *catalogue().prices) for part in (name, name.removeprefix("linear."))}
 # linear., pointwise., attention.
 FAMILIES = {f"{name.partition('.')[0]}." for name in catalogue().prices if "." in name}
 OPERANDS = {name for each in KERNELS.values() for name in (*each.operands, *each.attributes)}
-SORTS = {value.name for value in vars(__import__("rewrites.law").law).values() if isinstance(value, Sort)}
+SORTS = {value.name for value in vars(__import__("rewrites.laws.law").law).values() if isinstance(value, Sort)}
 # bf16 and int8 are number types, too
 NUMBERS = {"float32", "float16", *(form.unit for form in FORMATS.values())}
 WORDS = {*KINDS, *PROPERTIES, *OPERANDS, *SORTS, *NUMBERS, "columns"}                # columns: a layout

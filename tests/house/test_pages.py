@@ -16,10 +16,10 @@ from partitioned import RATES
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
-from rewrites import explain  # noqa: F401, before what it imports is replaced
 from rewrites.cli import __main__ as cli
+from rewrites.cli import explained_program as explain  # noqa: F401, before what it imports is replaced
 from rewrites.cli.commands import app
-from rewrites.evaluate import recheck
+from rewrites.metrics import recheck
 from rewrites.workload.resolve import source
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
@@ -145,14 +145,14 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     """On small models and a machine that nobody measured. A search is the one that tests share: all that a line asks
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what
     each saves is left to test_explain.py, calibrations to test_calibrate_command.py."""
-    for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate.evaluate",
-                   "rewrites.cli.profile", "rewrites.find_exact"):
+    for module in ("rewrites.run", "rewrites.cli.explained_program", "rewrites.metrics.evaluate",
+                   "rewrites.cli.profile", "rewrites.cli.find_exact"):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
-    monkeypatch.setattr("rewrites.explain.group_fired", lambda opened, exact: [])
+    monkeypatch.setattr("rewrites.cli.explained_program.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
-    monkeypatch.setattr("opmatrix.strategies.local_ranks.rank_rates", lambda ranks: RATES)
+    monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)
     monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})

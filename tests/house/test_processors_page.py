@@ -4,7 +4,7 @@ import pytest
 import test_threads
 from children import ROOT
 
-from formats.machine.switches import SWITCHES, VARIABLE, switched_off
+from formats.host.switches import SWITCHES, VARIABLE, switched_off
 
 PAGE = (ROOT / "docs" / "processors.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()

@@ -11,13 +11,13 @@ from alone import alone, rows
 from test_program import RAGGED, stepped
 
 from formats import FORMATS, Dense
+from formats.kernels.attentions.heads import ALL
 from formats.kernels.engine.compiled import FUNCTIONS
-from formats.kernels.mixing.heads import ALL
-from opmatrix import patterns
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import Port
+from opmatrix.algebra.positions import patterns
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.signature import Port
+from opmatrix.runtime.program import Program, Step
 
 LOWEST, HIGHEST = 1 << 32, 1 << 47                          # between them are addresses; counts are below, floats above
 PATTERNS = "window(1) | window(-1)", "causal & (window(9) | hubs(2))", "coarse(window(0) | scattered(2), 3)"

@@ -6,6 +6,7 @@ import sympy
 from test_monoids import both
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import mean, softmax, sumsq
 from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
@@ -39,10 +40,9 @@ from opmatrix.algebra.operators import (
     zero,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import Data, formula, substitute
-from opmatrix.batch import Batch
-from opmatrix.patterns import causal, sequence
 
 
 def equal(A, B, x, batch=None):

@@ -8,13 +8,13 @@ from test_monoids import both, minplus
 from tiny_config import CONFIG
 
 from opmatrix.algebra import oracles
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.operators import I, attention, given, over, product, softmax, weight
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.positions.patterns import Pattern, causal, coarse, everyone, hubs, mask, sequence, window
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Data, formula
-from opmatrix.batch import Batch
-from opmatrix.patterns import Pattern, causal, coarse, everyone, hubs, mask, sequence, window
 
 
 def test_fields(batch):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from opmatrix.algebra.entries import NoMatrix
 from opmatrix.algebra.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
 from opmatrix.algebra.oracles import DenseReading, dense, entrywise
+from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.term import PROPERTIES, Data, formula, read
 from opmatrix.display.show import latex, names, text
-from opmatrix.patterns import sequence
 
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None, derandomize=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from formats import FORMATS, FormatError
-from formats.pairs.balancedint8 import mixed, orders
+from formats.storage.pairs.balancedint8 import mixed, orders
 from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.gram import Seen
 

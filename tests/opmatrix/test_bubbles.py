@@ -7,11 +7,11 @@ import pytest
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.microbatches.branches import branching, heights
-from opmatrix.microbatches.named import pipeline_kind, pipeline_tasks, waiting
-from opmatrix.microbatches.simulated import ChunkWork, simulate, split_bubble
-from opmatrix.microbatches.symbolic import span
-from opmatrix.microbatches.tasks import Task, TaskGraph, alone, in_a_row
+from opmatrix.parallel.schedules.branches import branching, heights
+from opmatrix.parallel.schedules.named import pipeline_kind, pipeline_tasks, waiting
+from opmatrix.parallel.schedules.simulated import ChunkWork, simulate, split_bubble
+from opmatrix.parallel.schedules.symbolic import span
+from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 PASSES = [(1, 1, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (2, 1, 5)]        # seconds of F, B and W, each shortest once
 SMALL = range(1, 7)

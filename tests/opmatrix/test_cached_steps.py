@@ -11,12 +11,12 @@ from searched import structure
 from speakers import LLAMA, SHORT
 
 from formats.core.errors import InputError
-from formats.kernels.mixing.chunks import CHUNK, PAGE
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from formats.kernels.attentions.chunks import CHUNK, PAGE
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
+from opmatrix.inference.cached import cached
 from opmatrix.models import build, tensors
-from opmatrix.pipelines.cached import cached
 from opmatrix.runtime.recorded import Recorded
 
 POSITIONS = CHUNK + 90

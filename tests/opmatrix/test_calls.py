@@ -16,7 +16,7 @@ from children import ROOT, TESTS
 from programs import bert_program, fused_layer, unfused_layer
 
 from formats import FORMATS
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3,
                                "max_position_embeddings": 64}

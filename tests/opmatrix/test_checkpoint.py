@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 
 NAME = "encoder.layer.1.attention.self.query.weight"

@@ -7,8 +7,8 @@ import pytest
 
 from formats import kernels
 from formats.core.epilogue import gamma
-from formats.kernels.mixing import caches
-from formats.kernels.mixing.chunks import CHUNK, PAGE, STRANDS
+from formats.kernels.attentions import caches
+from formats.kernels.attentions.chunks import CHUNK, PAGE, STRANDS
 from formats.storage.bf16 import nearest, widen_bits
 
 LENGTHS = 1, 15, 16, 17, 255, 256, 257, 511, 513, 1000, CHUNK * STRANDS + 300       # the last in a strand of two chunks

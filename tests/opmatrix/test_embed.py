@@ -11,9 +11,9 @@ import pytest
 from programs import bert_program
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.embed import BATCH_ROWS, CHUNK_TEXTS, batches, decode_lines, followed, quantity, write_npy
-from opmatrix.pipelines.pooling import MEAN, Pooling
-from opmatrix.pipelines.text import Tokenizer
+from opmatrix.inference.embed import BATCH_ROWS, CHUNK_TEXTS, batches, decode_lines, followed, quantity, write_npy
+from opmatrix.inference.pooling import MEAN, Pooling
+from opmatrix.inference.text import Tokenizer
 
 WORDS = "the bank of river runs dry a".split()
 

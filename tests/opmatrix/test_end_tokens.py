@@ -8,8 +8,8 @@ from speakers import BYTES, gpt2
 
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.end_tokens import end_tokens
-from opmatrix.pipelines.generation import find_ends
+from opmatrix.inference.end_tokens import end_tokens
+from opmatrix.inference.generation import find_ends
 from rewrites.workload.resolve import source
 
 

@@ -8,8 +8,8 @@ import pytest
 from checkpoints import fused
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.models import tensors
 

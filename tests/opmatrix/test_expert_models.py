@@ -5,11 +5,11 @@ import plain_experts
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import ACTIVATIONS, I, const, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import size
-from opmatrix.batch import Batch
 from opmatrix.models import activated, build, name_sizes, parameters, promised, tensors
 from opmatrix.models.deepseek import best_of_best_groups
 from opmatrix.models.experts import Experts, best_of_groups, best_shares, kept_columns, read_shares, renormalised

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from random_models import random_config, random_weights
 from searched import RAGGED, Round, model, structure
 
-from formats.kernels.mixing import attending
+from formats.kernels.attentions import attending
 from opmatrix.algebra import shapes
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.algebra.operators import I, product, turn
-from opmatrix.batch import Batch
-from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
+from opmatrix.algebra.positions.patterns import causal, parse, sequence, window
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import causal, parse, sequence, window
-from opmatrix.pricing import catalogue
-from rewrites.lower.price import Prices
+from opmatrix.runtime.pricing import catalogue
+from rewrites.lowering.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 WITHIN = st.builds(lambda parts: sequence & parts[0] & parts[1] if parts else sequence, st.one_of(

@@ -11,13 +11,13 @@ from searched import structure
 from speakers import BYTES, SHORT, gpt2, greedy, llama
 
 from formats.core.errors import InputError
-from formats.machine.threads import limit
+from formats.host.threads import limit
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines import generation
-from opmatrix.pipelines.cached import cached
-from opmatrix.pipelines.generation import cache_number
-from opmatrix.pipelines.pieces import Pieces
-from opmatrix.program import Program
+from opmatrix.inference import generation
+from opmatrix.inference.cached import cached
+from opmatrix.inference.generation import cache_number
+from opmatrix.inference.pieces import Pieces
+from opmatrix.runtime.program import Program
 
 PROMPTS = ["The history of ", "A", "In 19", "Les Misérables", "He was", "1, 2, 3, "]
 DRAWN = dict(temperature=0.8, top_k=40, top_p=0.95, seed=11)

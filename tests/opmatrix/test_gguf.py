@@ -11,8 +11,8 @@ from ggufs import WORDS, write
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.merges import RULES
 from opmatrix.files.gguf import turned_share

@@ -10,8 +10,8 @@ from programs import bert_program
 from test_families import BERT, CASES
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES, build, layout, tensors
 from rewrites.workload.resolve import source

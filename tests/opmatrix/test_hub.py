@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import tensors
 from rewrites.workload.resolve import source

@@ -6,13 +6,13 @@ from searched import structure
 import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import I, given, over, product, relu, row, turn, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.program import Program
-from opmatrix.regions.infinite import infinite_batches, infinite_inputs
-from opmatrix.signature import Port
+from opmatrix.runtime.codegen.infinite import infinite_batches, infinite_inputs
+from opmatrix.runtime.program import Program
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import verify_steps
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from partitioned import compared, planned
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.operators import I, const, heads, keep_top, product, relu, share, square, tanh, total, weight
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.routes import Route, Routes, keep_taken, largest, noted
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import Data, formula
-from opmatrix.batch import Batch
-from opmatrix.patterns import sequence
-from opmatrix.split.mesh import Mesh
-from rewrites.graph.template import Template
+from opmatrix.parallel.sharding.mesh import Mesh
+from rewrites.egraph.template import Template
 from rewrites.proofs.enclosure import Between, enclose
 from rewrites.proofs.equations import prove
 

@@ -9,7 +9,7 @@ from formats.core.errors import InputError
 from opmatrix.algebra.data import Promised
 from opmatrix.models import FAMILIES, activated, known, parameters, promised, tensors
 from rewrites.cli.commands import app
-from rewrites.compiler.planned import shapes
+from rewrites.search.planned import shapes
 
 # counted on models that transformers made of published config files (tests/peers/test_known_shapes.py), BERT's pooler
 # taken off

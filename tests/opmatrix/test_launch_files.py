@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from partitioned import GPT2, LLAMA, crossed, made, planned, value_at
 
-from opmatrix.launching.dtensor import placed, placed_weights, placements_text
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.prepared import Moment
-from opmatrix.launching.rank_traces import chrome_trace, drawn_trace
-from opmatrix.launching.workflow import FlowTask, ordered, workflow_of
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import Meter, Rank
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.launch.dtensor import placed, placed_weights, placements_text
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.prepared import Moment
+from opmatrix.parallel.launch.rank_traces import chrome_trace, drawn_trace
+from opmatrix.parallel.launch.workflow import FlowTask, ordered, workflow_of
+from opmatrix.parallel.ranks.ranks import Meter, Rank
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
 
 MESHES = [dict(p=(2, "pipeline"), t=(2, "sequence-vocabulary")), dict(d=(2, "zero3"), t=(2, "tensor")),
           dict(r=(3, "ring")), dict(u=(2, "ulysses"), d=(2, "data"))]

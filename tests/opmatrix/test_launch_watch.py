@@ -9,9 +9,9 @@ import pytest
 
 from formats.core.errors import InputError
 from formats.disk.own_python import child_of_python
-from opmatrix.launching.headings import RanksFailed
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Ranks
+from opmatrix.parallel.launch.headings import RanksFailed
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Ranks
 
 ACTOR = str(Path(__file__).parents[1] / "acting_rank.py")
 JOB = Job({}, dict(x=(2, "tensor")), [[1]])
@@ -60,14 +60,14 @@ def test_what_is_done_is_handed_on():
 
 
 def test_what_cannot_start_is_refused(monkeypatch):
-    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: name)        # torch may not be here
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: name)        # torch may not be here
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
         with pytest.raises(InputError, match=rf"^port {port}: .*in use: name another, or 0"): Ranks(2, port=port)
     with pytest.raises(InputError, match=r"^port 70000: a port is a number from 0 to 65535"): Ranks(2, port=70000)
     with pytest.raises(InputError, match=r"^ranks 0: at least 1$"): Ranks(0)
     with pytest.raises(InputError, match=r"^deadline 0: seconds"): Ranks(2, 0)
-    monkeypatch.setattr("opmatrix.launching.launcher.find_spec", lambda name: None)
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: None)
     words = r"^launch: torch, .* not installed: pip install 'opmatrix\[launch\]'$"
     with pytest.raises(InputError, match=words): Ranks(2)
 
@@ -89,6 +89,6 @@ def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, ra
 
 
 def test_who_never_comes_is_named(monkeypatch):
-    monkeypatch.setattr("opmatrix.launching.launcher.STARTING", 1.5)
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.STARTING", 1.5)
     ranks = Ranks(2, program=child_of_python(ACTOR, "waits", "late"))
     with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks: pass

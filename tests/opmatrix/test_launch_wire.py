@@ -5,14 +5,14 @@ import pytest
 from partitioned import ANY, BERT, LLAMA, differences, ids_of, made, planned
 from threaded_ranks import run_steps, run_threads
 
-from opmatrix.launching.exchanges import Crossings, NotFinite
-from opmatrix.launching.headings import RanksDisagree
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.tallies import tallies, unlike_said
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.launch.counters import tallies, unlike_said
+from opmatrix.parallel.launch.exchanges import Crossings, NotFinite
+from opmatrix.parallel.launch.headings import RanksDisagree
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.prepared import Prepared
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition
 
 TERM = made(LLAMA, num_hidden_layers=2)
 MESHES = {"dp x tp": dict(d=(2, "zero3"), t=(2, "sequence-vocabulary")), "pp": dict(p=(2, "pipeline"), t=(2, "tensor")),

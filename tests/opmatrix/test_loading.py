@@ -20,7 +20,7 @@ from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.loading import PROGRAM, WEIGHTS
 from opmatrix.files.tensors import header
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 MAPS = Path("/proc/self/maps")
@@ -177,7 +177,7 @@ def test_a_length_of_a_header_is_checked(tmp_path, length):
 
 CHANGED = """
 import sys
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from opmatrix.files.loading import WEIGHTS
 for directory in sys.argv[1:]:
     program = Program.load(directory)

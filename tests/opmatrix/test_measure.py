@@ -3,7 +3,7 @@ import gc
 
 import pytest
 
-from opmatrix.measure import measure, medians, ratio
+from opmatrix.runtime.measure import measure, medians, ratio
 
 
 def test_measuring_is_interleaved():

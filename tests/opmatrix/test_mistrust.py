@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from formats import CSC, CSR, FORMATS, NM, SELL, Block, Dense, FormatError, Int8
-from opmatrix.patterns import parse
-from opmatrix.program import Program, Step
+from opmatrix.algebra.positions.patterns import parse
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.program import Program, Step
 
 TABLE, ARRAY = Dense.pack(np.ones((9, 4))), np.ones((9, 4), np.float32)
 EMBED = Step("embed", {"table0": "t"}, {"fields": "tokens"}, "x")

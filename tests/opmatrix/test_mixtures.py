@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from formats import FORMATS, Stacked, can_stack, kernels
-from formats.kernels.products.linear import MAX_ITEM_ROWS
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from formats.kernels.matmul.linear import MAX_ITEM_ROWS
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.routes import noted
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import bound, meaning
+from opmatrix.runtime.program import Program, Step
 from rewrites.verify import VerificationError, verify_steps
 
 STACKABLE = [name for name, form in FORMATS.items() if can_stack(form) and (form.proposed or form.plain or form.filed)]

@@ -7,9 +7,9 @@ from scipy.special import erf
 from tiny_config import CONFIG
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense, entrywise, factors
 from opmatrix.algebra.term import Data
-from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
 
 ACTIVATIONS = dict(

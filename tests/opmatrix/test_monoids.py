@@ -114,7 +114,7 @@ def test_a_monoid_of_the_test_runs_everywhere(rng, data, batch):
         np.testing.assert_allclose(minplus.product(x, W.array, tile=tile), want)
     assert over(weight(W), minplus)[1, 2](3.0) == 3.0 + W.array[1, 2]
     tokens = rng.normal(size=(7, 5))
-    from opmatrix.patterns import causal, sequence
+    from opmatrix.algebra.positions.patterns import causal, sequence
 
     paths = formula(lambda x: product(x @ x.T, x @ weight(W), over=minplus, where=sequence & causal))
     scores, values = tokens @ tokens.T, tokens @ W.array

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, LiveNumber, Promised
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, ShapeError, T, size
 from opmatrix.display.show import latex, names
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.models import check, normalise_config, promised, tensors
-from opmatrix.patterns import causal, sequence
-from rewrites.compiler.planned import planned
-from rewrites.compiler.search import search
+from rewrites.search.planned import planned
+from rewrites.search.search import search
 
 n, p, f, h, a, g, d, v = map(size, "n p f h a g d v".split())
 

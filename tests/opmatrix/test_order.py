@@ -9,11 +9,11 @@ from programs import Writer
 from test_planner import programs
 
 from formats import Dense
-from opmatrix.batch import Batch
-from opmatrix.program import Program
-from opmatrix.runtime.planning import order
-from opmatrix.runtime.planning.order import StepGraph, least_peak, ordered, planned
-from opmatrix.runtime.planning.planner import Life, floor
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.buffers import order
+from opmatrix.runtime.buffers.order import StepGraph, least_peak, ordered, planned
+from opmatrix.runtime.buffers.planner import Life, floor
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.schedule import homes
 
 BATCH = Batch([[1, 2, 3], [4], list(range(5, 14))])
@@ -118,8 +118,8 @@ def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeyp
     peak, order, least = graph.path(most=2)
     assert not least and sorted(order) == graph.real and graph.path()[2]
     monkeypatch.setattr(StepGraph, "path", lambda self, most=0: (peak, order, False))
-    monkeypatch.setattr("opmatrix.runtime.planning.order.WORK", 0)
-    monkeypatch.setattr("opmatrix.runtime.planning.order.FOUND", {})
+    monkeypatch.setattr("opmatrix.runtime.buffers.order.WORK", 0)
+    monkeypatch.setattr("opmatrix.runtime.buffers.order.FOUND", {})
     found = least_peak(forked.schedule, EXTENTS)
     assert not found.proved and found.floor == 0 and found.peak < forked.schedule.plan(EXTENTS).end
 

@@ -7,11 +7,11 @@ import opmatrix as om
 from opmatrix import formula
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, gelu, grouped, relu, rmsnorm, weight
-from opmatrix.partitions.factor_chain import chain
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.partitions.virtual import run
-from opmatrix.patterns import sequence
+from opmatrix.algebra.positions.patterns import sequence
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.factor_chain import chain
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.partition import partition
 
 RNG = np.random.default_rng(0)
 TENSOR = om.Mesh.of(tp=(2, "tensor"))

@@ -21,7 +21,7 @@ from partitioned import (
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.models import build
-from opmatrix.split.mesh import STRATEGIES, Mesh, meet
+from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh, meet
 
 FAMILIES = dict(bert=BERT, gpt2=GPT2, llama=LLAMA)
 NAMES = [name for name, each in STRATEGIES.items() if not each.by_hand]

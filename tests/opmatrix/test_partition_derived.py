@@ -7,12 +7,12 @@ import sympy
 from partitioned import ANY, compared, made, random_arrays
 
 from opmatrix.algebra.operators import I, attention, diag, gelu, rmsnorm, weight
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
-from opmatrix.partitions.plan import partition
-from opmatrix.patterns import causal, sequence
-from opmatrix.split.axis_states import even
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
 
 B, S, H, A, T, N = map(size, "bshatn")                      # sequences, tokens, width, heads; ranks
 PARAMETERS = 12 * H ** 2 + 13 * H + (23 + 16) * H + 2 * H   # a layer, tables of 23 tokens and 16 positions, a norm

@@ -13,20 +13,20 @@ from partitioned import BERT, compared, differences, ids_of, made, planned, rand
 
 import opmatrix as om
 from formats.core.errors import InputError
-from formats.network.links import Link
+from formats.machine.links import Link
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import I, const, gelu, heads, keep_top, share, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
-from opmatrix.batch import Batch
 from opmatrix.models import build
 from opmatrix.models.experts import best_shares
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.timing import Timing
-from opmatrix.partitions.virtual import run
-from opmatrix.pricing import datasheet
-from opmatrix.split.mesh import Mesh, usual_mesh
-from opmatrix.split.moving import BatchSizes
+from opmatrix.parallel.cost.timing import Timing
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh, usual_mesh
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.runtime.pricing import datasheet
 
 GIVEN = dict(vocab_size=23, hidden_size=12, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=1,
              max_position_embeddings=32, rms_norm_eps=1e-5)

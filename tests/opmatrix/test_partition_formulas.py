@@ -11,9 +11,9 @@ import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.models import build, known, name_sizes, promised
-from opmatrix.partitions.plan import partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 MESHES = {
     "tensor": dict(tp=(2, "tensor")),

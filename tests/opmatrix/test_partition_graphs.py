@@ -8,18 +8,18 @@ from scipy.sparse import csr_array
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import given, heads, layernorm, pick, product, relation, relu, row, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import among, causal, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.partitions.booked import Booked
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.formulas import Formulas
-from opmatrix.partitions.plan import partition
-from opmatrix.partitions.virtual import run
-from opmatrix.patterns import among, causal, sequence
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
+from opmatrix.parallel.cost.formulas import Formulas
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.cost_formulas import Booked
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 EDGES, WIDTH = relation("edges", "V", "V"), 6
 RNG = np.random.default_rng(0)

@@ -7,12 +7,12 @@ import pytest
 from partitioned import GPT2, LLAMA, compared, differences, ids_of, made, planned
 
 from formats.core.errors import InputError
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.timing import Timing
-from opmatrix.partitions.virtual import run
-from opmatrix.pricing import datasheet
-from opmatrix.split.mesh import HOST, Mesh, usual_mesh
+from opmatrix.parallel.cost.timing import Timing
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import HOST, Mesh, usual_mesh
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.runtime.pricing import datasheet
 
 TERM = made(LLAMA)
 MESHES = {

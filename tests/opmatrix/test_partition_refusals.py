@@ -8,9 +8,9 @@ from partitioned import ANY, GPT2, LLAMA, compared, ids_of, made, planned
 from formats.core.errors import InputError
 from opmatrix.algebra.operators import symbol, weight
 from opmatrix.algebra.shapes import size
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.virtual import run
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
 
 MODEL, GROUPED = made(ANY), made(LLAMA)
 

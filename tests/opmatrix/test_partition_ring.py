@@ -5,9 +5,9 @@ from partitioned import ANY, GPT2, compared, ids_of, made, planned, value_at
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import size
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.virtual import run
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
 
 RANKS, SEQUENCES, HEADS, WIDTH = 4, 2, 6, 2
 SEES = {"sequence": lambda q, k: True, "sequence & causal": lambda q, k: k <= q,

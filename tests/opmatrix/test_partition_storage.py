@@ -9,9 +9,9 @@ from formats import FORMATS
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.models import name_sizes, promised
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.virtual import run
-from opmatrix.partitions.weight_storage import StoredIn
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.weight_storage import StoredIn
 
 CONFIG = LLAMA | dict(vocab_size=24, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2)
 TENSOR = om.Mesh.of(tp=(2, "tensor"))

@@ -5,9 +5,9 @@ from partitioned import GPT2
 import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Promised
-from opmatrix.partitions.timing import Timing
-from opmatrix.pricing import datasheet
-from opmatrix.split.mesh import usual_mesh
+from opmatrix.parallel.cost.timing import Timing
+from opmatrix.parallel.sharding.mesh import usual_mesh
+from opmatrix.runtime.pricing import datasheet
 
 A100 = datasheet("A100")
 NEAR, FAR = (link.name for link in A100.links)

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from programs import Writer
 
 from formats import Dense
-from opmatrix.batch import Batch
-from opmatrix.measure import peak
-from opmatrix.program import Program
-from opmatrix.runtime.planning.planner import Life, floor, place_buffers
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.buffers.planner import Life, floor, place_buffers
+from opmatrix.runtime.measure import peak
+from opmatrix.runtime.program import Program
 
 spans = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 12))
 lives = st.lists(spans.map(lambda s: Life(64 * s[0], s[1], s[1] + s[2])), min_size=1, max_size=25)

@@ -7,12 +7,12 @@ import pytest
 from test_formats_properties import few_inputs
 
 from formats import FORMATS, kernels
-from formats.core.check import check_product
 from formats.core.epilogue import NOTHING
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from formats.storage.check import check_product
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import bound, meaning
+from opmatrix.runtime.program import Program, Step
 from rewrites.verify import VerificationError, verify_steps
 
 ROUNDING = {name: F for name, F in FORMATS.items() if F.rounds}

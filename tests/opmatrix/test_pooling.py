@@ -10,8 +10,8 @@ from programs import bert_program
 
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint
-from opmatrix.pipelines.pooling import MEAN, MODES, Pooling
-from opmatrix.program import Program
+from opmatrix.inference.pooling import MEAN, MODES, Pooling
+from opmatrix.runtime.program import Program
 from rewrites.workload.resolve import open_arguments, source
 
 STARTS = np.array([0, 4, 5, 9])

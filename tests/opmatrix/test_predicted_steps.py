@@ -7,22 +7,22 @@ import pytest
 import sympy
 
 from formats.core.errors import InputError
+from formats.machine.collectives import collective_seconds
 from formats.machine.datasheets import datasheet, load_clusters
-from formats.network.collectives import collective_seconds
-from formats.network.links import levels_of
+from formats.machine.links import levels_of
 from opmatrix.models import promised
-from opmatrix.partitions.plan import partition
-from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.fit_constants import FRACTIONS, fit_constants
-from opmatrix.planner.layer_work import model_work
-from opmatrix.planner.level_seconds import collective_parts, units_of
-from opmatrix.planner.prediction import predict
-from opmatrix.planner.quantities import Formula, least, most, step_at
-from opmatrix.planner.strategies import Strategy
-from opmatrix.split.axis_states import even
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.training.step_costs import BACKWARD, training_step
+from opmatrix.parallel.cost.constants import Constants, load_constants
+from opmatrix.parallel.cost.fit_constants import FRACTIONS, fit_constants
+from opmatrix.parallel.cost.layer_work import model_work
+from opmatrix.parallel.cost.level_seconds import collective_parts, units_of
+from opmatrix.parallel.cost.prediction import predict
+from opmatrix.parallel.cost.quantities import Formula, least, most, step_at
+from opmatrix.parallel.cost.step_costs import BACKWARD, training_step
+from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 GPT = dict(model_type="gpt2", vocab_size=51200, n_embd=2048, n_positions=1024, n_head=16, n_layer=24)
 HOW = Strategy(dp=2, tp=2, pp=2, micro_batch=2, recompute="full", context="ulysses", precision="float16", overlap=False)

@@ -6,15 +6,15 @@ import sys
 import pytest
 
 from formats.machine.prices import FORMAT_CATALOGUE
-from opmatrix.pricing import catalogue
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.pricing import catalogue
 
 LISTED = """
 import importlib, json, sys
 for name in sys.argv[1:]: importlib.import_module(name)
 from formats.machine.calibration import Grid, Numbers, others
 from formats.machine.prices import FORMAT_CATALOGUE
-from opmatrix.pricing import catalogue
+from opmatrix.runtime.pricing import catalogue
 everything, numbers = catalogue(), Numbers(1 << 20)
 grid = Grid((64,), (1, 8), ((24,), (9, 4)), ((2, 32),))
 print(json.dumps([[*FORMAT_CATALOGUE.prices], everything.common, everything.lazy,
@@ -33,7 +33,7 @@ def test_a_calibration_has_the_same_cases_whatever_is_imported():
     alone = listed()
     assert len(alone[1]) > 30 and alone[3] == ["begin_run"] and len(alone[4]) > 40
     assert alone[0] == [*FORMAT_CATALOGUE.prices] and alone[1:3] == [catalogue().common, catalogue().lazy]
-    for first in (["formats.select"], ["opmatrix.runtime.kernels", "opmatrix.program"],
+    for first in (["formats.storage.select"], ["opmatrix.runtime.kernels", "opmatrix.runtime.program"],
                   ["rewrites.cli.commands", "rewrites.laws", "rewrites.run"]):
         assert listed(*first) == alone, first
 
@@ -49,9 +49,9 @@ def test_what_is_declared_later_is_in_the_next_catalogue(monkeypatch):
 def test_the_command_and_the_library_measure_the_whole_catalogue(monkeypatch, tmp_path):
     """What `opmatrix calibrate` and a first search hand over is the same."""
     from formats.machine import local
-    from opmatrix.pricing import this_machine
+    from opmatrix.runtime.pricing import this_machine
     from rewrites.cli import calibrate
-    from rewrites.phases import Report
+    from rewrites.workload.phases import Report
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path))
     handed = []
     def measure(prices, progress, **options):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 import opmatrix as om
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import LASTING, scalar_function
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Data, named, operator
 from opmatrix.display.naming import vocabulary
 from opmatrix.display.show import latex, names
 from opmatrix.display.term_writer import ATOM, LATEX, PYTHON, TermWriter
-from opmatrix.patterns import Pattern
 
 RNG = np.random.default_rng(0)
 DOOR = {name: getattr(om, name) for name in om.__all__}

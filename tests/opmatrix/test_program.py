@@ -10,18 +10,18 @@ from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSC, CSR, NM, SELL, Block, Dense, Half, LowRank
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, T, counted
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, T, counted
-from opmatrix.measure import peak
+from opmatrix.inference.session import New
 from opmatrix.models import build
-from opmatrix.pipelines.session import New
-from opmatrix.pricing import catalogue
-from opmatrix.program import Program, Step
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.measure import peak
 from opmatrix.runtime.operands import Rows
+from opmatrix.runtime.pricing import catalogue
+from opmatrix.runtime.program import Program, Step
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 LAYERS = [fused_layer, unfused_layer]

@@ -11,11 +11,11 @@ from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.nodes import DERIVATIVES, scalar_function
 from opmatrix.algebra.term import KINDS
+from opmatrix.autodiff.backward_kinds import derivative, fold, shares, widen
+from opmatrix.autodiff.checkpoint_policy import NAMED_POLICIES
+from opmatrix.autodiff.learning import Adam, cross_entropy, squared_error
+from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, head
-from opmatrix.training.backward_kinds import derivative, fold, shares, widen
-from opmatrix.training.keeping import NAMED_POLICIES
-from opmatrix.training.learning import Adam, cross_entropy, squared_error
-from opmatrix.training.pullback import pullback
 
 MIXED = ANY | dict(gated=True, norm="rms", positions="rotary", num_key_value_heads=2, pre_norm=False)
 BLOOM = dict(model_type="bloom", vocab_size=VOCABULARY, hidden_size=12, n_head=6, n_layer=2)

@@ -10,7 +10,7 @@ from checkpoints import CONFIG, arrays
 from programs import bert_program
 
 from formats.core.errors import InputError
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 RAGGED = [[3, 4, 5], [8]]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.sampling import Sampling, draw_place, keep_best, keep_share, uniform
+from opmatrix.inference.sampling import Sampling, draw_place, keep_best, keep_share, uniform
 
 SCORES = arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([-np.inf, -3, -1, 0, 0.5, 1, 2, 80]) |
                 st.floats(-30, 30, width=32))

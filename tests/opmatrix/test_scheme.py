@@ -9,20 +9,20 @@ import standin
 from searched import RAGGED, model
 
 from formats import FORMATS
-from formats.kernels.products import linear
-from formats.kernels.products.linear import split_work
+from formats.host.host import caches
+from formats.host.threads import limit
+from formats.kernels.matmul import linear
+from formats.kernels.matmul.linear import split_work
 from formats.machine.features import FAR, even
-from formats.machine.host import caches
 from formats.machine.model import Rates
 from formats.machine.prices import NARROW_SUFFIX
-from formats.machine.threads import limit
-from opmatrix.batch import Batch
-from opmatrix.extents import WHOLE, Extents, S, T, counted
-from opmatrix.pricing import catalogue
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import WHOLE, Extents, S, T, counted
+from opmatrix.runtime.pricing import catalogue
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups, reading_rows
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method, plainly
+from rewrites.lowering.lower import Method, plainly
+from rewrites.search.search import search
 
 EVEN = Batch([[3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18]])
 

@@ -15,12 +15,12 @@ from programs import Writer
 from test_planner import programs
 
 from formats import Dense
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import relu, symbol
-from opmatrix.batch import Batch
-from opmatrix.measure import peak
-from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term
+from opmatrix.runtime.measure import peak
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.segments import Called
 

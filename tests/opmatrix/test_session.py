@@ -12,8 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from searched import Round, relative
 
 from formats.core.errors import InputError
-from formats.kernels.mixing.chunks import PAGE
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from formats.kernels.attentions.chunks import PAGE
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, S, T, collect_needs, pairs, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import (
@@ -33,19 +35,17 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
-from opmatrix.patterns import causal, sequence
-from opmatrix.pipelines.cached import cached
-from opmatrix.pipelines.cached_terms import cached_model
-from opmatrix.pipelines.session import New, some
-from opmatrix.program import Program
+from opmatrix.inference.cached import cached
+from opmatrix.inference.cached_terms import cached_model
+from opmatrix.inference.session import New, some
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
+from opmatrix.runtime.program import Program
 from rewrites import optimize
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 from rewrites.verify import unrounded, verify_graphs, verify_outputs, verify_steps
 
 WORDS, POSITIONS = 30, 330

@@ -13,11 +13,11 @@ import formats
 import opmatrix
 from formats import Dense
 from formats.core.errors import InputError
+from formats.kernels.attentions.chunks import PAGE
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.chunks import PAGE
-from opmatrix.pipelines import pages, session
-from opmatrix.program import Program, Step
-from opmatrix.signature import Port
+from opmatrix.algebra.batch.signature import Port
+from opmatrix.inference import pages, session
+from opmatrix.runtime.program import Program, Step
 
 WORDS, WIDTH, PAGES = 30, 24, 12
 LINES = {pages.__file__, session.__file__}

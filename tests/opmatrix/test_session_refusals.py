@@ -9,19 +9,19 @@ from test_session import by_steps as found
 from test_session import counted, model, text
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
+from opmatrix.algebra.batch.relations import HELD, SLOTS
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, given, product, softmax, turn, weight
+from opmatrix.algebra.positions.patterns import among, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
-from opmatrix.patterns import among, sequence
-from opmatrix.pipelines.cached import cached
-from opmatrix.program import Program, Step
-from opmatrix.relations import HELD, SLOTS
-from opmatrix.signature import Port
-from rewrites.compiler.search import search
-from rewrites.graph.layers import parts
+from opmatrix.inference.cached import cached
+from opmatrix.runtime.program import Program, Step
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 
 
 def broken(steps, inputs=(), **state):

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from formats import FORMATS
 from formats.core.errors import InputError
-from formats.kernels.mixing.chunks import PAGE
-from formats.machine.threads import limit
-from opmatrix.batch import Batch
+from formats.host.threads import limit
+from formats.kernels.attentions.chunks import PAGE
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.positions.patterns import causal, sequence, window
+from opmatrix.inference.cached import cached, rows_behind
+from opmatrix.inference.cached_terms import cached_model, check_sessions
+from opmatrix.inference.generation import PROMPT_PIECE, pages_held
+from opmatrix.inference.pages import NO_PAGE
+from opmatrix.inference.pooling import LAST
 from opmatrix.models import build
-from opmatrix.patterns import causal, sequence, window
-from opmatrix.pipelines.cached import cached, rows_behind
-from opmatrix.pipelines.cached_terms import cached_model, check_sessions
-from opmatrix.pipelines.generation import PROMPT_PIECE, pages_held
-from opmatrix.pipelines.pages import NO_PAGE
-from opmatrix.pipelines.pooling import LAST
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 
 WORDS = 30
 
@@ -199,9 +199,9 @@ def test_a_mistral_like_model_has_sessions():
     with pytest.raises(InputError, match=r"cached: .*window\(5\): no term says how far"): cached_model(model)
     from searched import Round
 
-    from opmatrix.extents import patterns
-    from rewrites.compiler.search import search
+    from opmatrix.algebra.batch.extents import patterns
     from rewrites.laws import EXACT_LAWS
+    from rewrites.search.search import search
     batch = Batch([[1, 2, 3]])
     program, _ = search(model, EXACT_LAWS, Round(), batch.extents(patterns(model))).program({})
     ids = text(300)

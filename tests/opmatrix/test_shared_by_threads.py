@@ -12,17 +12,17 @@ from test_program import RAGGED
 from test_session_interrupts import program as cached_program
 from test_session_interrupts import text
 
-from formats.kernels.mixing import caches
-from formats.kernels.mixing.chunks import PAGE
-from formats.machine.threads import limit
+from formats.host.threads import limit
+from formats.kernels.attentions import caches
+from formats.kernels.attentions.chunks import PAGE
 from opmatrix.algebra import term
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, relu, weight
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, S, T
 from opmatrix.runtime import recorded
-from opmatrix.runtime.planning import order
-from rewrites.lower import representations
+from opmatrix.runtime.buffers import order
+from rewrites.lowering import representations
 
 
 def in_threads(*works):

@@ -13,7 +13,7 @@ from formats import Dense, Half
 from formats.core.errors import InputError
 from opmatrix.files import saving
 from opmatrix.files.loading import PROGRAM, SHARDS, VERSION, WEIGHTS
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 

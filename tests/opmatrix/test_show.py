@@ -28,9 +28,9 @@ from opmatrix.algebra.operators import (
     total,
     weight,
 )
+from opmatrix.algebra.positions.patterns import causal, mask, sequence
 from opmatrix.algebra.term import Data, formula, named
 from opmatrix.display.show import latex, names, text
-from opmatrix.patterns import causal, mask, sequence
 
 
 @pytest.fixture

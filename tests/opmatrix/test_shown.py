@@ -11,7 +11,7 @@ from opmatrix.display.boxes import Box, box_levels, draw_boxes
 from opmatrix.display.front_plot import TICKS, front_plot, ticks
 from opmatrix.display.shown import dense_mask, result_html
 from opmatrix.display.tables import micro
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 from rewrites.laws import EXACT_LAWS
 
 EVIL = "<script>alert(1)</script>"

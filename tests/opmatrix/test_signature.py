@@ -13,19 +13,19 @@ from searched import model as bert
 from formats import Dense
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, collect_needs, entries
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import gelu as activation
 from opmatrix.algebra.operators import given, product, relation, row, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, collect_needs, entries
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.program import Program, Step
-from opmatrix.signature import Port
+from opmatrix.inference.pooling import Pooling
+from opmatrix.runtime.program import Program, Step
 from rewrites import optimize
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 from rewrites.verify import unrounded, verify_outputs, verify_steps
 
 EDGES = relation("edges", "V", "V")

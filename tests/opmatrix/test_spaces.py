@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
@@ -24,16 +26,14 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import S, Shape, ShapeError, T, space
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
 from opmatrix.display.show import latex, names
-from opmatrix.patterns import causal, sequence
-from opmatrix.relations import Sparse
-from rewrites.flat import flat
-from rewrites.graph.egraph import saturate
-from rewrites.graph.template import Template
+from rewrites.egraph.egraph import saturate
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.flat import flat
 from rewrites.verify.graphs import disagreements
 
 EDGES, NODES = relation("edges", "V", "V"), relation("nodes", "V", "T")

@@ -6,25 +6,25 @@ from threaded_ranks import run_steps
 from trained_ranks import without_a_dual
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.launching.jobs import Job, drawn_model
-from opmatrix.launching.tallies import train_tallies, unlike_said
-from opmatrix.launching.train_runs import train_plan
+from opmatrix.autodiff.learning import Adam, cross_entropy
+from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, head
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.asked_steps import TrainAsked, TrainPlan
-from opmatrix.stepping.decode_ranks import DecodePlan, decode_virtual
-from opmatrix.stepping.train_formulas import step_peak
-from opmatrix.stepping.train_ranks import LossNotFinite, train_virtual
-from opmatrix.training.learning import Adam, cross_entropy
-from opmatrix.training.pullback import pullback
-from opmatrix.training.step_costs import BackwardBooked
-from opmatrix.training.timed_step import mesh_of_chunks
+from opmatrix.parallel.cost.step_costs import BackwardBooked
+from opmatrix.parallel.cost.timed_step import mesh_of_chunks
+from opmatrix.parallel.cost.train_formulas import step_peak
+from opmatrix.parallel.launch.counters import train_tallies, unlike_said
+from opmatrix.parallel.launch.jobs import Job, drawn_model
+from opmatrix.parallel.launch.train_runs import train_plan
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.decode_ranks import DecodePlan, decode_virtual
+from opmatrix.parallel.train.requested_steps import TrainAsked, TrainPlan
+from opmatrix.parallel.train.train_ranks import LossNotFinite, train_virtual
 
 SHARED = LLAMA | dict(hidden_size=8, intermediate_size=6, num_attention_heads=4, num_key_value_heads=2)
 TIED = GPT2 | dict(n_embd=8, n_head=4)                      # the table of tokens scores them, too
@@ -91,7 +91,7 @@ def test_losses_are_those_of_one_rank(name, one_rank):
 def test_copies_of_experts_are_summed(monkeypatch, one_rank):
     """The second step of copies that learn apart has another loss; over axes whose parts would have to end within each
     other they are refused."""
-    monkeypatch.setattr("opmatrix.stepping.learned_arrays.expert_copies", lambda *_: ())
+    monkeypatch.setattr("opmatrix.parallel.train.learned_arrays.expert_copies", lambda *_: ())
     found = ran(planned(EXPERTS, dict(d=(4, "data"), e=(2, "experts"))), 2).losses
     wanted = one_rank[id(EXPERTS)]
     assert found[0] == pytest.approx(wanted[0], rel=1e-12) and abs(found[1] - wanted[1]) > 1e-6

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from formats.core.errors import InputError
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files import saving
 from opmatrix.files.loading import PROGRAM, WEIGHTS
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.verify import certificate
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
@@ -265,7 +265,7 @@ def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
 
 def test_loading_imports_nothing_heavy(saved):
     heavy = "{'sympy', 'scipy', 'numba', 'llvmlite', 'egglog', 'rich', 'tokenizers', 'torch', 'matplotlib'}"
-    code = (f"import sys; from opmatrix.program import Program; program = Program.load({str(saved)!r}); "
+    code = (f"import sys; from opmatrix.runtime.program import Program; program = Program.load({str(saved)!r}); "
             f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in "
             "sys.modules)")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -13,18 +13,18 @@ import pytest
 from partitioned import RATES
 
 import opmatrix as om
-from opmatrix.pricing import datasheet
-from opmatrix.stepping.asked_steps import TrainPlan
-from opmatrix.strategies.explained import explain_choice
-from opmatrix.strategies.forms import STRATEGY_FORMS, FormMasks
-from opmatrix.strategies.inference import next_token_seconds, predict_forward
-from opmatrix.strategies.local_ranks import launch_job, launch_line, local_plan
-from opmatrix.strategies.named_collectives import named_collectives
-from opmatrix.strategies.plan_text import plan_csv, plan_json, stages_text
-from opmatrix.strategies.plans import PlanChoice
-from opmatrix.strategies.stage_times import StageCut, best_cut, draw_step, run_stages
-from opmatrix.strategies.strategy_search import SIZE_NAMES, compile_forms
-from opmatrix.strategies.tapes import CompiledTape, Tape
+from opmatrix.parallel.launch.local_ranks import launch_job, launch_line, local_plan
+from opmatrix.parallel.search.explained import explain_choice
+from opmatrix.parallel.search.forms import STRATEGY_FORMS, FormMasks
+from opmatrix.parallel.search.inference import next_token_seconds, predict_forward
+from opmatrix.parallel.search.named_collectives import named_collectives
+from opmatrix.parallel.search.plan_text import plan_csv, plan_json, stages_text
+from opmatrix.parallel.search.plans import PlanChoice
+from opmatrix.parallel.search.stage_times import StageCut, best_cut, draw_step, run_stages
+from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+from opmatrix.parallel.search.tapes import CompiledTape, Tape
+from opmatrix.parallel.train.requested_steps import TrainPlan
+from opmatrix.runtime.pricing import datasheet
 
 
 @pytest.fixture(scope="module")

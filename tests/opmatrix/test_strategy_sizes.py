@@ -7,9 +7,9 @@ import pytest
 
 import opmatrix as om
 from opmatrix.models import known
-from opmatrix.strategies.forms import ORDERS, STRATEGY_FORMS, FormMasks
-from opmatrix.strategies.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
-from opmatrix.strategies.uneven_cuts import LayerWays, cut_layers, cut_stages
+from opmatrix.parallel.search.forms import ORDERS, STRATEGY_FORMS, FormMasks
+from opmatrix.parallel.search.legal_sizes import SizeColumns, divisors, legal_sizes, limits_of
+from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_layers, cut_stages
 
 GPT = limits_of(known.configuration("gpt2"))                # 12 layers, 12 heads
 SMALL = legal_sizes(GPT, 12, 24, 16)

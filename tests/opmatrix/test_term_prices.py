@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from formats.machine.calibration import GRID, REPLAYED, Numbers, fit
-from opmatrix.pricing import catalogue
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels.row_term import find_kernel, time_terms
+from opmatrix.runtime.pricing import catalogue
 from tests.terms_of_rows import random_term
 
 PRICE, CATALOGUE = "row_term", catalogue()

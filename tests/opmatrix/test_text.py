@@ -7,8 +7,8 @@ import pytest
 
 from formats.core.errors import InputError
 from opmatrix.files.directory.tokenizer_limits import check_expression
-from opmatrix.pipelines.pooling import Pooling
-from opmatrix.pipelines.text import LineReading, Parts, ReadableIds, Tokenizer, read_lines, sentences
+from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.text import LineReading, Parts, ReadableIds, Tokenizer, read_lines, sentences
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from partitioned import GPT2
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar, chrome_trace, timeline_picture, write_timeline
-from opmatrix.microbatches.simulated import bars_of
-from opmatrix.pricing import datasheet
-from opmatrix.split.mesh import usual_mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.training.step_time import exposed
-from opmatrix.training.timed_step import timed_step
+from opmatrix.parallel.cost.step_time import exposed
+from opmatrix.parallel.cost.timed_step import timed_step
+from opmatrix.parallel.schedules.simulated import bars_of
+from opmatrix.parallel.sharding.mesh import usual_mesh
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.runtime.pricing import datasheet
 
 SMALL = GPT2 | dict(n_layer=8)
 GPT_175B = dict(model_type="gpt2", vocab_size=51200, n_embd=12288, n_positions=2048, n_head=96, n_layer=96)

@@ -10,11 +10,11 @@ import pytest
 import standin
 from safetensors.numpy import load_file
 
-from opmatrix.extents import counted, patterns
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from rewrites.compiler.search import search
-from rewrites.evaluate.perplexity import of_text
-from rewrites.lower.lower import plainly
+from rewrites.lowering.lower import plainly
+from rewrites.metrics.perplexity import of_text
+from rewrites.search.search import search
 from rewrites.workload.resolve import source
 
 DATA = Path(__file__).parents[1] / "data"

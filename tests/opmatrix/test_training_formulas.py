@@ -13,14 +13,14 @@ from partitioned import ANY, LLAMA
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
-from opmatrix.partitions.formulas import busiest
-from opmatrix.partitions.plan import partition
-from opmatrix.split.axis_states import even
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.step_costs import busiest_kept, training_step
-from opmatrix.training.step_time import STATES
+from opmatrix.parallel.cost.formulas import busiest
+from opmatrix.parallel.cost.step_costs import busiest_kept, training_step
+from opmatrix.parallel.cost.step_time import STATES
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.backward_split import BackwardSplit
 
 B, S, H, A, T = map(size, "bshat")
 Q = A * S / H                                               # a s / h

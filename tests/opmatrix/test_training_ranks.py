@@ -7,11 +7,11 @@ from trained_ranks import differences, drawn, off, random_training_case, trained
 
 from formats.core.errors import InputError
 from opmatrix.algebra.nodes import weight
-from opmatrix.partitions.feeds import Feed
-from opmatrix.split.axis_states import even
-from opmatrix.split.mesh import Mesh
-from opmatrix.training.backward_ranks import run_backward
-from opmatrix.training.step_costs import BackwardBooked
+from opmatrix.parallel.cost.step_costs import BackwardBooked
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.train.backward_ranks import run_backward
 
 ONE = dict(num_hidden_layers=1)
 STRATEGIES = [dict(x=(3, "data")), dict(x=(2, "zero2")), dict(x=(2, "tensor")), dict(x=(2, "sequence")),

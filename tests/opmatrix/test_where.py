@@ -7,13 +7,13 @@ from searched import structure
 from formats.core.errors import InputError
 from opmatrix import formula
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import given, heads, pick, product, weight
+from opmatrix.algebra.positions.patterns import among, causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.algebra.shapes import ShapeError
-from opmatrix.batch import Batch
-from opmatrix.patterns import among, causal, coarse, everyone, hubs, mask, scattered, sequence, window
-from opmatrix.relations import relation
-from rewrites.graph.layers import parts
+from rewrites.egraph.layers import parts
 
 rng = np.random.default_rng(0)
 TOKENS, FEATURES = weight(rng.normal(size=(41, 6))), given("features", 6, "V")

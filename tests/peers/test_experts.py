@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from plain_experts import fused
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.models import build, tensors
 

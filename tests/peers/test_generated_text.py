@@ -5,9 +5,9 @@ from fetched import smollm2
 from searched import structure
 from transformed import PROMPTS, TOKENS, replies_beside
 
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.generation import find_ends
+from opmatrix.inference.generation import find_ends
 from rewrites.workload.resolve import source
 
 pytest.importorskip("torch", reason="needs peers: torch")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from fetched import data, smollm2
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED
 

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
-from opmatrix.batch import Batch
+from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, normalise_config
-from opmatrix.training.pullback import pullback
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

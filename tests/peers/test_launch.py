@@ -10,17 +10,17 @@ import pytest
 from partitioned import LLAMA, differences, ids_of
 from typer.testing import CliRunner
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.launching.headings import RanksFailed
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Ranks
-from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.tallies import train_tallies
-from opmatrix.launching.train_runs import made_tokens, mean_losses, train_plan
-from opmatrix.split.mesh import Mesh
-from opmatrix.stepping.decode_ranks import DecodePlan, decode_virtual
-from opmatrix.stepping.train_ranks import train_virtual
+from opmatrix.parallel.launch.counters import train_tallies
+from opmatrix.parallel.launch.headings import RanksFailed
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Ranks
+from opmatrix.parallel.launch.prepared import Prepared
+from opmatrix.parallel.launch.train_runs import made_tokens, mean_losses, train_plan
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.train.decode_ranks import DecodePlan, decode_virtual
+from opmatrix.parallel.train.train_ranks import train_virtual
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from searched import Round
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
 from rewrites.run import optimize
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from fetched import minilm
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import Checkpoint, open_model
-from opmatrix.pipelines.pooling import MEAN
-from opmatrix.pipelines.text import sentences
+from opmatrix.inference.pooling import MEAN
+from opmatrix.inference.text import sentences
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

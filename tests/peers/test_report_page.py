@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from rewrites.pages.html_report import write_html
-from rewrites.pages.kept_report import check_report
+from rewrites.report.pages.html_report import write_html
+from rewrites.report.pages.kept_report import check_report
 from rewrites.report.results import printed
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs peers: playwright")

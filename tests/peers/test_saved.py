@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from searched import structure
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from rewrites.laws import EXACT_LAWS
 

@@ -9,9 +9,9 @@ import pytest
 import standin
 
 from formats.core.errors import InputError
-from opmatrix.program import Program
-from rewrites.evaluate import evaluate
-from rewrites.evaluate.evaluate import open_program
+from opmatrix.runtime.program import Program
+from rewrites.metrics import evaluate
+from rewrites.metrics.evaluate import open_program
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

@@ -12,14 +12,14 @@ from test_cli import command, patched, refused  # noqa: F401
 from test_q4_1 import blocks, widened
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import tanh, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.files.adapter import Adapter, column_gains
 from opmatrix.files.checkpoint import open_model
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 from rewrites.verify.differences import difference
 
 RANK, ALPHA, TOKENS = 3, 8, [[3, 4, 5, 6, 7], [8], [9, 10, 11]]

@@ -8,17 +8,17 @@ from searched import KINDS, structure
 import opmatrix as om
 from formats import kernels
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, by_distance, heads, pick, product, repeat, weight
 from opmatrix.algebra.oracles import dense, entrywise
-from opmatrix.batch import Batch
-from opmatrix.distances import alibi, bucketed, list_slopes, number_buckets
+from opmatrix.algebra.positions.distances import alibi, bucketed, list_slopes, number_buckets
+from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.inference.cached import cached
+from opmatrix.inference.cached_terms import cached_model, check_sessions
 from opmatrix.models import build
-from opmatrix.patterns import causal, sequence
-from opmatrix.pipelines.cached import cached
-from opmatrix.pipelines.cached_terms import cached_model, check_sessions
-from opmatrix.program import Program
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.runtime.program import Program
 from rewrites.verify import VerificationError, verify_exact, verify_steps
 from rewrites.verify.programs import unrounded
 

@@ -4,21 +4,21 @@ import pytest
 from random_models import random_config, random_weights
 from searched import Round, relative
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.term import substitute
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
 from opmatrix.models import build
-from opmatrix.patterns import sequence
-from rewrites.compiler.search import search
-from rewrites.flat import flat
-from rewrites.graph import borders as borders
-from rewrites.graph.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
-from rewrites.graph.layers import parts
-from rewrites.law import SAMPLE, drawn, n, value
+from rewrites.egraph import borders as borders
+from rewrites.egraph.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.flat import flat
+from rewrites.laws.law import SAMPLE, drawn, n, value
+from rewrites.search.search import search
 
 WIDE, TOKENS = SAMPLE[n], given("tokens", 10)
 BATCH = Batch([[3, 1, 4], [1], [5, 9]])

@@ -7,14 +7,14 @@ import pytest
 from searched import RAGGED, Round, model, relative
 
 from opmatrix.algebra.oracles import dense
-from rewrites.compiler.search import SearchSpace, cheapest
+from rewrites.approximate import budgets
+from rewrites.approximate.budgets import Budgets, within
+from rewrites.egraph.borders import FULL
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
-from rewrites.graph.borders import FULL
-from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import EXACT, Method
-from rewrites.pareto import budgets
-from rewrites.pareto.budgets import Budgets, within
+from rewrites.laws.law import find
+from rewrites.lowering.lower import EXACT, Method
+from rewrites.search.search import SearchSpace, cheapest
 
 OFFERED = (Method("half"), Method("csr", (("density", 0.45),)), Method("lowrank", (("rank", 4),)))
 OPERATOR = model(num_hidden_layers=1)

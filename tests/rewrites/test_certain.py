@@ -10,6 +10,7 @@ from proof_pairs import judged, pair, tabulated
 from test_equations import K, M
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import (
     I,
@@ -32,12 +33,11 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, size
-from opmatrix.batch import Batch
-from rewrites.law import INPUT, ROWS, array, k, n, stand_in, varying
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import INPUT, ROWS, array, k, n, stand_in, varying
+from rewrites.laws.proving import cancelling, values
 from rewrites.proofs.enclosure import FUNCTIONS, Between, Undecided, around, choose_between, enclose
 from rewrites.proofs.equations import Prover, prove
-from rewrites.proofs.laws import cancelling, values
 from rewrites.proofs.refute import refute
 
 EACH = pytest.mark.parametrize("each", cancelling.CANCELLING_LAWS, ids=lambda law: law.name)

@@ -8,19 +8,19 @@ import standin
 from searched import RAGGED, found, model
 
 from formats import Dense, Packed
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import given, product, relation, row, tanh, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.program import Program
 from rewrites import optimize
-from rewrites.evaluate import recheck
-from rewrites.evaluate.check_table import CLAIMED, FAILS, HOLDS
-from rewrites.evaluate.recheck import checks, describe_absent
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method
+from rewrites.lowering.lower import Method
+from rewrites.metrics import recheck
+from rewrites.metrics.check_table import CLAIMED, FAILS, HOLDS
+from rewrites.metrics.recheck import checks, describe_absent
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact
 from rewrites.verify.certificate import certificate, certify, hash_rows
 from rewrites.verify.programs import oracle

@@ -4,11 +4,11 @@ import pytest
 from searched import RAGGED, found, relative
 
 from formats import FORMATS
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.program import OUTPUT
-from rewrites.evaluate import compared
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.runtime.program import OUTPUT
+from rewrites.metrics import compared
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,16 @@ from searched import found, model, structure
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import logsumexp
 from opmatrix.algebra.operators import I, const, heads, over, relu, weight
-from rewrites.derivations import finding, wording
-from rewrites.derivations.chain import derive_chain
-from rewrites.derivations.derivation import Derivation, instance
-from rewrites.derivations.finding import Deriver, Underivable, match_rows
-from rewrites.derivations.trees import READ, STORED, Forest
-from rewrites.graph.egraph import engine, saturate
-from rewrites.graph.layers import parts
-from rewrites.law import SIMPLIFY, count, h, law, n, p, value
+from rewrites.egraph.egraph import engine, saturate
+from rewrites.egraph.layers import parts
+from rewrites.explain.derivations import finding, wording
+from rewrites.explain.derivations.chain import derive_chain
+from rewrites.explain.derivations.derivation import Derivation, instance
+from rewrites.explain.derivations.finding import Deriver, Underivable, match_rows
+from rewrites.explain.derivations.trees import READ, STORED, Forest
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import KernelCall, Lowering
+from rewrites.laws.law import SIMPLIFY, count, h, law, n, p, value
+from rewrites.lowering.lower import KernelCall, Lowering
 from rewrites.verify import VerificationError
 from rewrites.verify.graphs import seeded
 

@@ -9,18 +9,22 @@ import standin
 from random_models import random_weights
 from searched import relative
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, relu, rmsnorm, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.routes import noted
-from opmatrix.batch import Batch
 from opmatrix.models.experts import best_shares, mixture, renormalised
 from opmatrix.models.transformer import transformer
-from opmatrix.patterns import sequence
 from rewrites import run
 from rewrites.approximate.block_errors import ROUNDING, BlockTrials, measure_blocks
-from rewrites.compiler.search import SearchSpace, search
-from rewrites.compiler.substitutions import (
+from rewrites.approximate.budgets import Budgets
+from rewrites.laws import EXACT_LAWS
+from rewrites.lowering.representations import Representable
+from rewrites.report.results import save
+from rewrites.search.search import SearchSpace, search
+from rewrites.search.substitutions import (
     BLOCK_DROPPED,
     LAYER_DROPPED,
     PARALLEL,
@@ -28,11 +32,7 @@ from rewrites.compiler.substitutions import (
     part_factors,
     substitute_blocks,
 )
-from rewrites.laws import EXACT_LAWS
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import Budgets
-from rewrites.phases import Attempts
-from rewrites.report.results import save
+from rewrites.workload.phases import Attempts
 
 N, WORDS, NEARLY = 16, 30, (2, 4)                           # width, vocabulary, layers that hardly add anything
 FIRST, SECOND = slice(0, N // 2), slice(N // 2, N)

@@ -11,6 +11,8 @@ from searched import relative, structure
 
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
@@ -31,17 +33,15 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, mask, sequence
 from opmatrix.algebra.shapes import T
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import causal, mask, sequence
-from rewrites.compiler.search import search
-from rewrites.graph.layers import outputs
-from rewrites.graph.template import shrunken
+from rewrites.egraph.layers import outputs
+from rewrites.egraph.template import shrunken
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import TURNED, Method
+from rewrites.lowering.lower import TURNED, Method
 from rewrites.run import optimize
+from rewrites.search.search import search
 from rewrites.verify import Errors, VerificationError, check_term, unrounded
 from rewrites.verify.certificate import as_json_value
 from rewrites.verify.differences import Change, ratio

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from searched import Round, model
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import (
@@ -30,19 +32,17 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.batch import Batch
-from opmatrix.extents import counted
-from opmatrix.patterns import causal, everyone, sequence
-from rewrites.flat import factors, flat
-from rewrites.graph.borders import FULL, normed
-from rewrites.graph.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
-from rewrites.graph.layers import Explorer, parts
-from rewrites.graph.template import Template
-from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
+from rewrites.egraph.borders import FULL, normed
+from rewrites.egraph.egraph import ENGINES, JOIN, MARK, SCHEDULE, engine, saturate
+from rewrites.egraph.layers import Explorer, parts
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS, ring
-from rewrites.lower.lower import Lowering
-from rewrites.lower.price import Prices
+from rewrites.laws.flat import factors, flat
+from rewrites.laws.law import SIMPLIFY, constant, law, matrix, n, p, value
+from rewrites.lowering.lower import Lowering
+from rewrites.lowering.price import Prices
 from rewrites.proofs.equations import prove, prover
 from rewrites.verify.numbers import AtBorder
 

@@ -7,10 +7,10 @@ from test_random_programs import STEPS
 
 from opmatrix.algebra.operators import const, gelu, given
 from opmatrix.algebra.term import KINDS, formula
-from rewrites.flat import flat
-from rewrites.graph.egraph import ENGINES, KEPT_ENGINES, engine, prelude, saturate, shared_engine
-from rewrites.graph.template import Template
+from rewrites.egraph.egraph import ENGINES, KEPT_ENGINES, engine, prelude, saturate, shared_engine
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS, facts
+from rewrites.laws.flat import flat
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_an_engine_whose_graph_was_interrupted_is_not_used_again(monkeypatch):
     wanted, spoiled = graph_of(A, laws)[0], shared_engine(laws)
     def interrupted(*_): raise KeyboardInterrupt
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("rewrites.graph.egraph.freeze", interrupted)
+        patch.setattr("rewrites.egraph.egraph.freeze", interrupted)
         graph_of(A, laws)
     assert shared_engine(laws) is not spoiled and graph_of(A, laws)[0].nodes == wanted.nodes
 

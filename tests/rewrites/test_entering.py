@@ -6,14 +6,14 @@ import standin
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Data
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import Pattern
-from rewrites.compiler.search import search
-from rewrites.derivations.schedules import schedule
-from rewrites.derivations.stages import half
+from rewrites.explain.derivations.schedules import schedule
+from rewrites.explain.derivations.stages import half
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 
 RNG = np.random.default_rng(0)
 VOCABULARY, WIDTH, HEADS = 20, 8, 2
@@ -115,7 +115,8 @@ class mean(om.monoids.mean):
 
 even = Pattern("even", lambda q, k: (q.position - k.position) % 2 == 0, reflexive=True)
 X = TABLE @ Q
-OWN = "it is one's own and has no name: declare it by @pattern (opmatrix.patterns), or evaluate the term itself"
+OWN = "it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or evaluate " \
+      "the term itself"
 IMPOSSIBLE = [
     (TABLE @ om.attention(Q, K, V, 2, even & om.sequence), f"pattern even & sequence: {OWN}"),
     (TABLE @ om.formula(lambda x: om.product(x @ x.T, x, over="softmax", where=even)), f"pattern even: {OWN}"),
@@ -128,7 +129,7 @@ IMPOSSIBLE = [
     IMPOSSIBLE)])
 def test_what_is_not_possible_is_said_at_once(term, says, monkeypatch):
     def never(*_): raise AssertionError("it was searched")
-    monkeypatch.setattr("rewrites.graph.layers.flat", never)
+    monkeypatch.setattr("rewrites.egraph.layers.flat", never)
     monkeypatch.setattr("rewrites.workload.resolve.this_machine", never)
     for ask in (lambda: om.optimize(term, workload=BATCH), lambda: schedule(term, BATCH, machine=standin.machine()),
                 lambda: search(term, (), standin.machine(), BATCH.extents())):

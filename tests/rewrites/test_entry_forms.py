@@ -8,12 +8,12 @@ from stated_equations import FALSE, TRUE
 from opmatrix.algebra.nodes import exp, reciprocal
 from opmatrix.algebra.operators import I, const, gelu, log, relu, sigmoid, square, symbol, tanh, weight
 from opmatrix.algebra.shapes import size
-from rewrites.law import law, n, value
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import law, n, value
+from rewrites.laws.proving.functions import FUNCTION_LAWS
 from rewrites.proofs.entry_proofs import compare_entries
 from rewrites.proofs.equations import prove
 from rewrites.proofs.law_shapes import shaped
-from rewrites.proofs.laws.functions import FUNCTION_LAWS
 from rewrites.proofs.polynomials import GaveUp, Ring, as_polynomial
 from rewrites.proofs.refute import SCENES, refute
 

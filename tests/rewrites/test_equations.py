@@ -16,21 +16,21 @@ sys.path.append(str(ROOT / "benchmarks"))
 import peer_laws
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, centre, gelu, product, relu, row, symbol, turn, weight
 from opmatrix.algebra.oracles import dense, entrywise
 from opmatrix.algebra.shapes import N, Shape, size
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from rewrites.kinds import left, right
-from rewrites.law import INPUT, ROWS, Sort, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.kinds import left, right
+from rewrites.laws.law import INPUT, ROWS, Sort, array, drawn, k, law, n, operator, p, q, stand_in, varying
+from rewrites.laws.proving.blocks import EQUALLY_WIDE
+from rewrites.laws.proving.value_kinds import below, unit
+from rewrites.laws.proving.values import SORTED
+from rewrites.laws.proving.values import VALUE_LAWS as LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
-from rewrites.proofs.laws.blocks import EQUALLY_WIDE
-from rewrites.proofs.laws.value_kinds import below, unit
-from rewrites.proofs.laws.values import SORTED
-from rewrites.proofs.laws.values import VALUE_LAWS as LAWS
 from rewrites.proofs.refute import instance, refute
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)

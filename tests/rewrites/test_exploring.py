@@ -10,10 +10,10 @@ from searched import model
 
 import opmatrix as om
 from formats.core.errors import InputError
-from rewrites.derivations.chain import derive_chain
-from rewrites.exploring.exploration import explore
-from rewrites.law import RESTRUCTURE, any_relation, law, matrix, n, p, value
+from rewrites.explain.derivations.chain import derive_chain
+from rewrites.explain.exploring.exploration import explore
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import RESTRUCTURE, any_relation, law, matrix, n, p, value
 
 OPERATOR = model()
 
@@ -168,7 +168,7 @@ def test_bad_input(found, ask, said):
 
 def test_without_a_calibration(idle, monkeypatch, tmp_path):
     """Prices are a data sheet's, and that is said."""
-    monkeypatch.setattr("rewrites.exploring.openings.machine_file", lambda: tmp_path / "none.json")
+    monkeypatch.setattr("rewrites.explain.exploring.openings.machine_file", lambda: tmp_path / "none.json")
     assert "not calibrated: prices are lower bounds of A100's data sheet" in str(explore(idle.opened.model, 4))
 
 

@@ -8,14 +8,14 @@ from generate import Grower, random_batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, const, gelu, heads, product, rotary, softmax, symbol, tanh, turn, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator, holding
-from opmatrix.patterns import sequence
-from rewrites.flat import flat
-from rewrites.graph.egraph import saturate
-from rewrites.graph.template import Template
-from rewrites.law import SIMPLIFY, Sort, h, law, n, rotation, value
+from rewrites.egraph.egraph import saturate
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS, facts
+from rewrites.laws.flat import flat
+from rewrites.laws.law import SIMPLIFY, Sort, h, law, n, rotation, value
 from rewrites.verify.graphs import disagreements
 
 TERMS, TOGETHER = 2000, 100

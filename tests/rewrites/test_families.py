@@ -8,10 +8,10 @@ import pytest
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.models import FAMILIES, build, head, layout, normalise_config, rope, tensors
 from rewrites.verify import unrounded, verify_exact
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import standin
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
-from opmatrix.batch import Batch
 from opmatrix.models import build
 from rewrites import run
 from rewrites.report.fewer_laws import SURELY_FASTER, find_faster, find_price, is_priced_here

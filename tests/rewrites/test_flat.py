@@ -5,9 +5,9 @@ from checkpoints import CONFIG
 from searched import structure
 
 from opmatrix import formula
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, cols, const, diag, given, heads, place, silu, weight
-from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
 from rewrites.laws import EXACT_LAWS
 

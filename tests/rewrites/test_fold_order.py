@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.folding.fold_order import ORDERED_KINDS, TILE_KINDS, compared, keeps_order, told_by
 from formats.kernels.engine.compiled import provide
-from formats.rowwise.scalar_graphs import exact_graph
-from formats.rowwise.scalars import NumberGraph
+from formats.kernels.generated.folding.fold_order import ORDERED_KINDS, TILE_KINDS, compared, keeps_order, told_by
+from formats.kernels.generated.rowwise.scalar_graphs import exact_graph
+from formats.kernels.generated.rowwise.scalars import NumberGraph
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import over, weight
 from opmatrix.runtime.interpreted import write_term

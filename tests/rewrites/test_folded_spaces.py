@@ -4,13 +4,13 @@ import pytest
 from scipy.sparse import csr_array
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import given, product
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.pricing import datasheet
-from opmatrix.relations import relation
-from rewrites.derivations.schedules import schedule
+from opmatrix.runtime.pricing import datasheet
+from rewrites.explain.derivations.schedules import schedule
 
 COUNT, WIDE = dict(V=7, U=4), 6
 

@@ -4,18 +4,18 @@ import pytest
 
 import opmatrix as om
 from formats.core.errors import InputError
-from formats.folding import fold_lanes
-from formats.folding.fold_kernel import FoldKernel
+from formats.host.threads import limit
 from formats.kernels.engine import from_text
 from formats.kernels.engine.compiled import provide
-from formats.machine.threads import limit
-from formats.rowwise.stored import Stores
+from formats.kernels.generated.folding import fold_lanes
+from formats.kernels.generated.folding.fold_kernel import FoldKernel
+from formats.kernels.generated.rowwise.stored import Stores
 from opmatrix.algebra import monoids
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import by_distance, product, related, turn
 from opmatrix.algebra.operators import const, heads, join, over, tanh, weight
+from opmatrix.algebra.positions.patterns import everyone, pattern, sequence, window
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import everyone, pattern, sequence, window
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold

@@ -6,9 +6,9 @@ import pytest
 import standin
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.text import read_lines
-from rewrites.evaluate import perplexity
-from rewrites.evaluate.goals import ANY, ERROR, MEASURES, Goal, goals
+from opmatrix.inference.text import read_lines
+from rewrites.metrics import perplexity
+from rewrites.metrics.goals import ANY, ERROR, MEASURES, Goal, goals
 from rewrites.report.choice import allowed, choose
 from rewrites.run import optimize
 from rewrites.workload.workload import divide_lines

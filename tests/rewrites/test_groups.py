@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from rewrites.proofs.laws.groups import AS_MANY_HEADS, GROUP_LAWS
+from rewrites.laws.proving.groups import AS_MANY_HEADS, GROUP_LAWS
 
 
 @pytest.mark.parametrize("each", GROUP_LAWS, ids=lambda law: law.name)

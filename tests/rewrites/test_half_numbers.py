@@ -5,14 +5,14 @@ import pytest
 from checkpoints import NUMBERS
 from searched import structure
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, cols, heads, weight
-from opmatrix.batch import Batch
 from opmatrix.models import build, tensors
-from rewrites.compiler import search
-from rewrites.kinds import adjoint, as_array, by_head, joined
-from rewrites.lower import lower
-from rewrites.lower.half_numbers import exactly_half, has_half
+from rewrites.laws.kinds import adjoint, as_array, by_head, joined
+from rewrites.lowering import lower
+from rewrites.lowering.half_numbers import exactly_half, has_half
+from rewrites.search import search
 
 CONFIG = dict(model_type="gpt2", vocab_size=50, n_embd=96, n_layer=4, n_head=3, n_positions=64)
 NARROWED = {"F32": lambda x: x, "F16": lambda x: NUMBERS["F16"](x).astype(np.float32),

@@ -6,9 +6,9 @@ from searched import KINDS, RAGGED, relative, structure
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import const, diag, heads, layernorm, product, rmsnorm, rotary, softmax, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.patterns import causal, sequence
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.verify import unrounded, verify_steps
 
 h, d, WIDE = 3, 4, 40

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from formats.core.errors import InputError
-from rewrites.pages.html_report import html_report, page_place, write_html
-from rewrites.pages.kept_report import check_report, read_kept
-from rewrites.pages.repeated import repeat_commands
+from rewrites.report.pages.html_report import html_report, page_place, write_html
+from rewrites.report.pages.kept_report import check_report, read_kept
+from rewrites.report.pages.repeated import repeat_commands
 from rewrites.report.results import printed
 
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")

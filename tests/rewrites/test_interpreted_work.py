@@ -8,6 +8,7 @@ from searched import Round, structure
 
 from formats.core import head_blocks
 from opmatrix import formula
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.operators import (
@@ -25,9 +26,8 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.batch import Batch
-from opmatrix.patterns import causal, sequence
 from opmatrix.runtime.arguments import Arguments
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS

@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from searched import Round, relative
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import T, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import (
     I,
@@ -23,13 +25,11 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.extents import T, patterns
-from opmatrix.patterns import causal, sequence
-from rewrites.compiler.search import search
-from rewrites.graph.layers import parts
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS, joining, without
+from rewrites.search.search import search
 from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph
 

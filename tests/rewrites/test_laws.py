@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from sympy import sympify
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import scalar_function
@@ -28,20 +30,21 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense, entrywise
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import substitute
-from opmatrix.batch import Batch
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import causal, sequence
-from rewrites.compiler.search import Structure
+from rewrites.egraph.borders import FULL
+from rewrites.egraph.egraph import engine, saturate
+from rewrites.egraph.layers import Part
+from rewrites.egraph.template import Template
 from rewrites.extraction import Problem, extract
-from rewrites.flat import flat
-from rewrites.graph.borders import FULL
-from rewrites.graph.egraph import engine, saturate
-from rewrites.graph.layers import Part
-from rewrites.graph.template import Template
-from rewrites.instances import SWAPPED
-from rewrites.law import (
+from rewrites.laws import EXACT_LAWS
+from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain_stages, epilogues
+from rewrites.laws.facts import DIRECTING
+from rewrites.laws.flat import flat
+from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
+from rewrites.laws.instances import SWAPPED
+from rewrites.laws.law import (
     FLAGS,
     INPUT,
     ROWS,
@@ -62,12 +65,9 @@ from rewrites.law import (
     value,
     varying,
 )
-from rewrites.laws import EXACT_LAWS
-from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain_stages, epilogues
-from rewrites.laws.facts import DIRECTING
-from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
-from rewrites.lower.lower import KernelCall, Lowering, plainly
-from rewrites.lower.price import Prices
+from rewrites.lowering.lower import KernelCall, Lowering, plainly
+from rewrites.lowering.price import Prices
+from rewrites.search.search import Structure
 from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 

@@ -9,13 +9,13 @@ import wrong_kernels
 from test_certificate import once  # noqa: F401, laws are verified once a process
 
 from formats import FORMATS
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import widen_arguments
+from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.scheme import GROUP_ROWS
-from rewrites.evaluate.check_table import FAILS, HOLDS
-from rewrites.evaluate.recheck import checks
+from rewrites.metrics.check_table import FAILS, HOLDS
+from rewrites.metrics.recheck import checks
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import (

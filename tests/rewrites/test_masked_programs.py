@@ -10,16 +10,16 @@ from searched import structure
 from test_narrowing import stored
 
 from formats import BF16, Mask, kernels
-from formats.kernels.mixing import attending
+from formats.kernels.attentions import attending
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import T, counted, pairs, patterns
 from opmatrix.algebra.operators import I, attention, weight
 from opmatrix.algebra.operators import given as field
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import T, counted, pairs, patterns
-from opmatrix.patterns import causal, mask, parse, sequence, window
-from opmatrix.program import Program
-from rewrites.lower.narrowing import narrowed
-from rewrites.lower.price import Prices
+from opmatrix.algebra.positions.patterns import causal, mask, parse, sequence, window
+from opmatrix.runtime.program import Program
+from rewrites.lowering.narrowing import narrowed
+from rewrites.lowering.price import Prices
 
 POSITIONS, SIDES = 320, (1, 16, 40, 64, 100)
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=4)

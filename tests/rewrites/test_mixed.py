@@ -8,16 +8,16 @@ from searched import RAGGED, Round, model, structure
 from test_joining import model as gated
 
 from formats.core.errors import InputError
-from opmatrix import measure
-from opmatrix.batch import Batch
-from opmatrix.extents import counted, patterns
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
+from opmatrix.runtime import measure
 from rewrites import run
-from rewrites.compiler.search import search
-from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.mixed import Mean, format_lengths, lengths, parse_mix, priced
-from rewrites.lower.price import Prices
+from rewrites.lowering.mixed import Mean, format_lengths, lengths, parse_mix, priced
+from rewrites.lowering.price import Prices
+from rewrites.metrics.reported import Reported
 from rewrites.report.results import printed, save
+from rewrites.search.search import search
 from rewrites.workload.workload import Workload, of_shares
 
 SHORT, LONG = counted([2]), counted([60, 40])

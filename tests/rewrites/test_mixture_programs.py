@@ -5,12 +5,12 @@ import sympy
 
 from formats.core.sizes import T
 from opmatrix import Batch, dense, formula, weight
+from opmatrix.algebra.batch.extents import Extents, S
 from opmatrix.algebra.operators import heads, keep_top, ones, reciprocal, share, silu, total
-from opmatrix.extents import Extents, S
-from opmatrix.pricing import datasheet
 from opmatrix.runtime.costs import count_touched, times_experts
-from rewrites.compiler.search import search
+from opmatrix.runtime.pricing import datasheet
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
 from rewrites.verify import verify_steps
 
 WORDS, N, F, E, K = 50, 24, 40, 6, 2

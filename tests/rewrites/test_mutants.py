@@ -12,9 +12,9 @@ from judge import TRIED, judge
 from law_mutants import Mutant, kernel_mutants, mutants
 
 from opmatrix.algebra.operators import I, product, relu, turn
-from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
+from rewrites.laws.law import column, constant, find, law, matrix, n, p, stand_in, value
 
 KINDS = {"guard", "linear", "operand", "transpose", "sign", "scale", "order", "index", "term"}
 EVERY = [*implementations()]

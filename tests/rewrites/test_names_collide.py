@@ -13,15 +13,15 @@ from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import LASTING, compose
 from opmatrix.algebra.operators import I, heads, product, relu, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import Pattern, causal, coarse, hubs, mask, parse, scattered, sequence, window
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import KINDS, formula
-from opmatrix.patterns import Pattern, causal, coarse, hubs, mask, parse, scattered, sequence, window
 from opmatrix.runtime.interpreted import is_writable, write_term
+from rewrites.egraph.template import AttributeTable
 from rewrites.extraction import Infeasible
-from rewrites.graph.template import AttributeTable
-from rewrites.law import law, n, value
+from rewrites.laws.law import law, n, value
+from rewrites.laws.spelling import spelled
 from rewrites.proofs.equations import prove
-from rewrites.spelling import spelled
 from rewrites.verify import verify_steps
 
 TOKENS, WIDTH = 24, 4

@@ -6,12 +6,12 @@ from searched import RAGGED, Round, found, relative
 from speakers import SHORT, llama
 
 from formats import BF16, Format
-from opmatrix.pipelines.cached import cached
-from opmatrix.program import Program
-from rewrites.lower.mixed import priced
-from rewrites.lower.narrowing import held_narrow, most_held, narrowed
-from rewrites.lower.phased import Generation
-from rewrites.lower.price import Prices
+from opmatrix.inference.cached import cached
+from opmatrix.runtime.program import Program
+from rewrites.lowering.mixed import priced
+from rewrites.lowering.narrowing import held_narrow, most_held, narrowed
+from rewrites.lowering.phased import Generation
+from rewrites.lowering.price import Prices
 from rewrites.verify import verify_steps
 
 

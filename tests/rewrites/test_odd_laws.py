@@ -10,14 +10,15 @@ from formats.core.errors import InputError
 from opmatrix import I, relu, tanh
 from opmatrix.algebra.operators import const, given, heads, pick, product, repeat, row, total, turn
 from opmatrix.algebra.term import PROPERTIES
-from opmatrix.pricing import datasheet
-from rewrites.flat import flat
-from rewrites.graph import layers
-from rewrites.graph.egraph import directions, rules, saturate
-from rewrites.graph.law_matches import check_matches, find_mismatch, find_unasked, list_needless
-from rewrites.graph.template import Template, spell_values
-from rewrites.kinds import by_head, first_rows, last_rows
-from rewrites.law import (
+from opmatrix.runtime.pricing import datasheet
+from rewrites.egraph import layers
+from rewrites.egraph.egraph import directions, rules, saturate
+from rewrites.egraph.law_matches import check_matches, find_mismatch, find_unasked, list_needless
+from rewrites.egraph.template import Template, spell_values
+from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
+from rewrites.laws.flat import flat
+from rewrites.laws.kinds import by_head, first_rows, last_rows
+from rewrites.laws.law import (
     constant,
     count,
     drawn,
@@ -37,7 +38,6 @@ from rewrites.law import (
     value,
     where,
 )
-from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.verify.user_laws import try_law
 
 BATCH = om.Batch([[0, 3, 1, 8], [4], [5, 2]])

@@ -14,26 +14,26 @@ from optimized import LINES
 
 from formats import FORMATS
 from formats.core.errors import InputError
-from formats.machine.quiet import Watch
+from formats.host.quiet import Watch
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.measure import peak
 from opmatrix.models import build
+from opmatrix.runtime.measure import peak
 from opmatrix.spectra import Limits, propose
-from rewrites.compiler.search import search
-from rewrites.evaluate.goals import goals
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.lower import plainly
-from rewrites.lower.price import Prices
-from rewrites.lower.representations import NUMBER_TYPES, Representable, forms
+from rewrites.lowering.lower import plainly
+from rewrites.lowering.price import Prices
+from rewrites.lowering.representations import NUMBER_TYPES, Representable, forms
+from rewrites.metrics.goals import goals
 from rewrites.opened import Searched
 from rewrites.report.choice import allowed, choose
 from rewrites.report.results import as_json, printed
 from rewrites.run import Verified, optimize, time_front
+from rewrites.search.search import search
 from rewrites.verify.differences import difference
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from true_laws import TRUE_LAWS, abs_squared, relu_once, square_as_product, sums_in_any_order
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, const, heads, magnitude, ones, product, reciprocal, relu, turn, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import counted
-from opmatrix.pricing import datasheet
-from rewrites.compiler.search import SearchSpace, cheapest, search
-from rewrites.exploring import exploration
-from rewrites.law import find
+from opmatrix.runtime.pricing import datasheet
+from rewrites.explain.exploring import exploration
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.class_terms import MOST_TERMS
-from rewrites.lower.uncovered import Interpreted
+from rewrites.laws.law import find
+from rewrites.lowering.class_terms import MOST_TERMS
+from rewrites.lowering.uncovered import Interpreted
+from rewrites.search.search import SearchSpace, cheapest, search
 from rewrites.verify.user_laws import try_law
 
 VOCABULARY, WIDTH = 30, 16
@@ -172,7 +172,7 @@ def test_linear_attention_is_one_program_however_it_is_written(rng, name, tokens
 
 def test_a_pattern_keeps_scores(rng):
     """Scores of which some are left out are no product of values: nothing is re-associated."""
-    from opmatrix.patterns import sequence
+    from opmatrix.algebra.positions.patterns import sequence
     queries, keys, values = (matrix(rng, WIDTH, WIDTH) for _ in range(3))
     model = matrix(rng, VOCABULARY, WIDTH) @ product(product(queries, turn(keys)), values, where=sequence)
     structure = found(model)

@@ -8,11 +8,11 @@ import pytest
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.algebra.custom.code_digests import digest_code
+from opmatrix.algebra.positions.patterns import Pattern, parse
 from opmatrix.files.loading import PROGRAM
-from opmatrix.own.code_digests import digest_code
-from opmatrix.own.own_modules import run_file
-from opmatrix.own.things import digest_monoid
-from opmatrix.patterns import Pattern, parse
+from opmatrix.runtime.codegen.custom_modules import run_file
+from opmatrix.runtime.codegen.custom_things import digest_monoid
 from rewrites.cli import __main__ as cli
 from tests import standin
 
@@ -23,7 +23,7 @@ import math
 import numpy as np
 import opmatrix as om
 from opmatrix.algebra.nodes import scalar_function
-from opmatrix.patterns import pattern
+from opmatrix.algebra.positions.patterns import pattern
 
 STEEP = 2.0
 

@@ -4,11 +4,11 @@ import sympy
 
 from opmatrix.algebra.data import Promised
 from opmatrix.models import build
-from opmatrix.partitions.plan import partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from rewrites.derivations.partitioned import derivation_of, runs
-from rewrites.law import PARTITION
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from rewrites.explain.derivations.partitioned import derivation_of, runs
+from rewrites.laws.law import PARTITION
 
 CONFIG = dict(model_type="gpt2", vocab_size=50, n_embd=24, n_positions=40, n_head=6, n_layer=3)
 MODEL = build(CONFIG, lambda name, *shape: Promised(name, shape))

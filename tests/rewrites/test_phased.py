@@ -11,25 +11,25 @@ from speakers import BYTES, LLAMA, llama
 from test_narrowing import Narrow
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import S, T, pairs
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick, weight
-from opmatrix.batch import Batch
-from opmatrix.extents import S, T, pairs
+from opmatrix.algebra.positions.patterns import parse
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import build, tensors
-from opmatrix.patterns import parse
 from opmatrix.runtime.scheme import Running
 from rewrites import run
-from rewrites.compiler.search import search
-from rewrites.evaluate.reported import Reported
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.mixed import parse_mix, priced
-from rewrites.lower.narrowing import held_narrow, most_held
-from rewrites.lower.phased import NEW_SCORES, Generation, later_step, prefill
+from rewrites.lowering.mixed import parse_mix, priced
+from rewrites.lowering.narrowing import held_narrow, most_held
+from rewrites.lowering.phased import NEW_SCORES, Generation, later_step, prefill
+from rewrites.metrics.reported import Reported
 from rewrites.opened import Opened, search_exact
 from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.results import printed, save
 from rewrites.run import find_front, propose_approximations
+from rewrites.search.search import search
 from rewrites.workload.decoded import Decoding, decoder_of, measure_requests, measured_peak, planned_peak, predict_step
 from rewrites.workload.resolve import open_arguments
 from rewrites.workload.workload import Workload, draw_workload

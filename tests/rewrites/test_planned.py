@@ -15,14 +15,14 @@ from searched import Round
 
 from formats import FORMATS
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Promised
-from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
-from opmatrix.pricing import datasheet
+from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.commands import app
-from rewrites.compiler.planned import planned, shapes
-from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.search.planned import planned, shapes
+from rewrites.search.search import search
 
 SMALL = dict(model_type="transformer", vocab_size=50, max_position_embeddings=32, hidden_size=24, intermediate_size=40,
              num_hidden_layers=2,
@@ -94,8 +94,8 @@ def test_70_billion_weights_take_less_than_a_gigabyte():
     """Searched, priced, planned and printed in a process of its own, whose memory is looked at."""
     code = f"""
 from pathlib import Path
-from opmatrix.pricing import datasheet
-from rewrites.compiler.planned import planned, shapes
+from opmatrix.runtime.pricing import datasheet
+from rewrites.search.planned import planned, shapes
 plan = planned({LARGE!r}, datasheet("H100"), [512])
 assert plan.program.steps[-1].kernel == "linear" and len(plan.program.schedule.calls) > 80 * 10 and str(plan)
 lines = Path("/proc/self/status").read_text().splitlines()      # getrusage remembers who forked

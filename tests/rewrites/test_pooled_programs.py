@@ -6,6 +6,7 @@ import standin
 from searched import KINDS, RAGGED, model, relative, structure
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.monoids import max as largest
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import (
@@ -22,14 +23,13 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.patterns import causal, sequence
-from opmatrix.pipelines.pooling import MODES, Pooling
-from opmatrix.program import Program
+from opmatrix.inference.pooling import MODES, Pooling
+from opmatrix.runtime.program import Program
 from rewrites import optimize
-from rewrites.derivations.chain import derive_chain
-from rewrites.graph.layers import parts
+from rewrites.egraph.layers import parts
+from rewrites.explain.derivations.chain import derive_chain
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import unrounded, verify_steps
 

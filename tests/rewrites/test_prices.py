@@ -5,11 +5,11 @@ from random_models import random_config, random_weights
 from searched import KINDS, RAGGED
 from standin import machine
 
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.operators import pick
-from opmatrix.extents import patterns
+from opmatrix.inference.pooling import Pooling
 from opmatrix.models.transformer import transformer
-from opmatrix.pipelines.pooling import Pooling
-from rewrites.compiler.search import search
+from rewrites.search.search import search
 
 ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().operator(),
         "last": lambda rows: rows @ pick("last")}

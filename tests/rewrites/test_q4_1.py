@@ -5,17 +5,17 @@ import pytest
 import standin
 
 from formats import Q4_1, FormatError
-from formats.core.check import check_product
+from formats.storage.check import check_product
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
-from opmatrix.program import Program
-from rewrites.compiler.search import SearchSpace, search
+from opmatrix.runtime.program import Program
+from rewrites.approximate.budgets import within
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import plainly
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import within
+from rewrites.lowering.lower import plainly
+from rewrites.lowering.representations import Representable
+from rewrites.search.search import SearchSpace, search
 
 TYPE, GROUP = 3, 32
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30], [8]])

@@ -7,16 +7,16 @@ import standin
 from test_q4_1 import BATCH, blocks, formats_of, space_of
 
 from formats import FORMATS, Q8_0, FormatError, Packed, kernels
-from formats.core.check import check_product
+from formats.storage.check import check_product
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
-from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED
-from opmatrix.program import Program
-from rewrites.compiler.search import SearchSpace
+from opmatrix.runtime.program import Program
+from rewrites.approximate.budgets import within
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import within
+from rewrites.lowering.representations import Representable
+from rewrites.search.search import SearchSpace
 
 TYPE, TABLE = 8, "token_embd.weight"
 

@@ -7,15 +7,15 @@ import pytest
 import standin
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.partitions.factor_chain import chain
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
+from opmatrix.parallel.sharding.factor_chain import chain
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 from rewrites.ranks.checked_ranks import check_ranks
 from rewrites.ranks.driven_ranks import run_programs
 from rewrites.ranks.searched_ranks import compile_ranks

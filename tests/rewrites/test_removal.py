@@ -14,24 +14,24 @@ import standin
 from random_models import random_config, random_sentences, random_weights
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, gelu, weight
 from opmatrix.algebra.oracles import dense, factors
 from opmatrix.algebra.term import substitute
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models.transformer import transformer
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from opmatrix.spectra.removal import DAMPING, DELAY, removals, remove
 from rewrites import run
+from rewrites.approximate import losses
+from rewrites.approximate.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels
+from rewrites.approximate.removing import Level, check_removal, every_coupled, remove_groups
+from rewrites.approximate.structured import HEADS, UNITS, coupled_weights, spread
 from rewrites.laws import CHOOSING_LAWS
-from rewrites.phases import Report
-from rewrites.pruning import losses
-from rewrites.pruning.losses import STEPS, Curve, Loss, cheapest_level, curves, fewer_groups, levels
-from rewrites.pruning.removing import Level, check_removal, every_coupled, remove_groups
-from rewrites.pruning.structured import HEADS, UNITS, coupled_weights, spread
 from rewrites.report.results import save
 from rewrites.verify.failure import VerificationError
+from rewrites.workload.phases import Report
 
 # ---- the closed form
 

@@ -13,17 +13,17 @@ import searched
 import standin
 
 from formats.kernels.engine import replay
+from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.monoids import concat
 from opmatrix.algebra.operators import attention, over, weight
-from opmatrix.extents import collect_needs
-from opmatrix.patterns import causal
-from rewrites.derivations.savings import find_used, group_laws, join_names, leave_out, saves, search_without
+from opmatrix.algebra.positions.patterns import causal
+from rewrites.approximate.error_levels import OBJECTIVES, Front
+from rewrites.egraph.layers import parts
+from rewrites.explain.derivations.savings import find_used, group_laws, join_names, leave_out, saves, search_without
 from rewrites.extraction import Infeasible
-from rewrites.graph.layers import parts
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.price import Prices
-from rewrites.lower.representations import Representable, only_narrows
-from rewrites.pareto.error_levels import OBJECTIVES, Front
+from rewrites.lowering.price import Prices
+from rewrites.lowering.representations import Representable, only_narrows
 from rewrites.report import results
 from rewrites.report.evaluated_terms import GUIDE, find_evaluated, tell_evaluated
 from rewrites.report.gains import steps

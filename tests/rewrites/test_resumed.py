@@ -10,11 +10,11 @@ from test_families import RAGGED as TOKENS
 from test_families import model
 
 from formats import FORMATS
-from opmatrix.program import Program
+from opmatrix.runtime.program import Program
 from rewrites.approximate import trials
 from rewrites.approximate.sites import gathered_rows, sites, stored_for
-from rewrites.compiler.fit import Fitter
-from rewrites.lower.lower import TURNED, Method
+from rewrites.lowering.lower import TURNED, Method
+from rewrites.search.fit import Fitter
 
 CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("llama")[1], TOKENS),
          "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}

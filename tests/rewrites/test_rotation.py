@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from searched import Round, relative
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import (
     I,
@@ -24,16 +26,14 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import DenseReading, dense, entrywise
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import formula, read
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
-from opmatrix.patterns import causal, sequence
-from opmatrix.program import Program
-from rewrites.compiler.search import search
-from rewrites.flat import flat
-from rewrites.graph.template import Template
+from opmatrix.runtime.program import Program
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.flat import flat
+from rewrites.search.search import search
 from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph
 

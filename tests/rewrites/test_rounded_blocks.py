@@ -6,13 +6,13 @@ from test_q4_1 import BATCH, blocks, formats_of, space_of
 from test_q8_0 import TYPE, made_bytes
 
 from formats import Q4_1, Q8_0, Q4_1Int8, Q8_0Int8, kernels
-from opmatrix.batch import Batch
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.spectra import Limits
-from rewrites.compiler.search import search
+from rewrites.approximate.budgets import within
+from rewrites.approximate.proposals import propose_methods
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import within
-from rewrites.pareto.proposals import propose_methods
+from rewrites.lowering.representations import Representable
+from rewrites.search.search import search
 
 PAIRS = [(Q4_1, Q4_1Int8, blocks), (Q8_0, Q8_0Int8, made_bytes)]
 

@@ -8,14 +8,14 @@ import pytest
 from searched import relative, structure
 
 from formats import FORMATS
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import heads as split
 from opmatrix.algebra.operators import keep_top, share, tanh, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted, noting
 from opmatrix.algebra.term import Data, formula
-from opmatrix.batch import Batch
-from opmatrix.program import OUTPUT, Program, Step
-from rewrites.evaluate.compared import compare, redraw
+from opmatrix.runtime.program import OUTPUT, Program, Step
+from rewrites.metrics.compared import compare, redraw
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact
 from rewrites.verify.certificate import measure_rounding
 from rewrites.verify.differences import Change

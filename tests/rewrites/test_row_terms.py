@@ -8,12 +8,13 @@ import pytest
 
 import opmatrix as om
 from formats.core.errors import InputError
+from formats.host.threads import limit
 from formats.kernels.engine import compiler, from_text, objects
 from formats.kernels.engine.compiled import provide
-from formats.machine.threads import limit
-from formats.rowwise import row_lanes
-from formats.rowwise.row_text import RowText
+from formats.kernels.generated.rowwise import row_lanes
+from formats.kernels.generated.rowwise.row_text import RowText
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
     I,
@@ -37,15 +38,14 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.term import formula
-from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel
 from opmatrix.runtime.meanings import bound, meaning
-from opmatrix.signature import Port
-from rewrites.compiler.search import search
+from opmatrix.runtime.program import Program, Step
 from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places
+from rewrites.search.search import search
 from tests import standin
 from tests.terms_of_rows import random_term, share_of, value
 
@@ -192,7 +192,7 @@ def test_a_writer_that_leaves_out_columns_is_refused(width, made, left, said, mo
     RowText(kernel.root, 1, len(arrays))
     monkeypatch.setattr(Forgetful, "left", left)
     with pytest.raises(ValueError, match=said): Forgetful(kernel.root, 1, len(arrays))
-    monkeypatch.setattr("formats.rowwise.row_kernel.RowText", Forgetful)
+    monkeypatch.setattr("formats.kernels.generated.rowwise.row_kernel.RowText", Forgetful)
     vars(kernel).pop("written", None)
     constants = {f"c{k}": each for k, each in enumerate(arrays)}
     steps = [Step("row_term", {"x0": "x", **{name: name for name in constants}}, {"term": text}, "y")]

@@ -8,10 +8,8 @@ from searched import RAGGED, model
 from formats.core.errors import InputError
 from opmatrix.algebra.operators import gelu, relu
 from opmatrix.algebra.oracles import dense
-from rewrites.compiler.approximation import approximation
-from rewrites.compiler.search import search
-from rewrites.derivations.schedules import schedule
-from rewrites.derivations.stages import (
+from rewrites.explain.derivations.schedules import schedule
+from rewrites.explain.derivations.stages import (
     bf16,
     drop_key_bias,
     fold_norm,
@@ -28,8 +26,10 @@ from rewrites.derivations.stages import (
     rewrite,
     tile,
 )
-from rewrites.law import SIMPLIFY, law, n, value
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import SIMPLIFY, law, n, value
+from rewrites.search.approximation import approximation
+from rewrites.search.search import search
 from rewrites.verify import VerificationError
 
 
@@ -109,7 +109,7 @@ def test_a_wrong_law_is_refused_and_named_when_it_is_verified(start, monkeypatch
         return x @ gelu, x @ relu
 
     with pytest.raises(InputError, match="law lose: it is wrong: with x = "): start | lose
-    monkeypatch.setattr("rewrites.derivations.by_hand.admit_laws", lambda laws: (laws, ()))
+    monkeypatch.setattr("rewrites.explain.derivations.by_hand.admit_laws", lambda laws: (laws, ()))
     made = start | lose
     with pytest.raises(VerificationError, match="level 1: lose"): made.verify()
 

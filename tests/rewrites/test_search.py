@@ -4,21 +4,21 @@ import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
 from test_families import CASES, made
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.operators import attention
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import patterns
+from opmatrix.algebra.positions.patterns import everyone, mask, sequence
 from opmatrix.models import build
-from opmatrix.patterns import everyone, mask, sequence
-from rewrites.compiler.emit import Emitter
-from rewrites.compiler.search import shortest
+from rewrites.egraph.borders import FULL, normed
+from rewrites.egraph.layers import Explorer, parts, states
 from rewrites.extraction import Infeasible, verify
-from rewrites.graph.borders import FULL, normed
-from rewrites.graph.layers import Explorer, parts, states
-from rewrites.law import find
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.lower.lower import Lowering, Method, plainly
-from rewrites.lower.price import Prices
+from rewrites.laws.law import find
+from rewrites.lowering.lower import Lowering, Method, plainly
+from rewrites.lowering.price import Prices
+from rewrites.search.emit import Emitter
+from rewrites.search.search import shortest
 
 OPERATOR = model()
 

@@ -24,16 +24,16 @@ from opmatrix.algebra.operators import (
     symbol,
     weight,
 )
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import KINDS, Operator
 from opmatrix.models import FAMILIES, known, promised
-from opmatrix.patterns import causal, sequence
-from rewrites.flat import flat
-from rewrites.graph import sizing
-from rewrites.graph.layers import parts
-from rewrites.graph.sizing import ask_shapes
-from rewrites.graph.template import Template
+from rewrites.egraph import sizing
+from rewrites.egraph.layers import parts
+from rewrites.egraph.sizing import ask_shapes
+from rewrites.egraph.template import Template
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.flat import flat
 from rewrites.verify.graphs import check_graph
 
 HEADS, EACH, INNER = (3, 5, 8, 12, 14, 16), (48, 64, 80, 96, 128), (100, 768, 1000, 2048, 3072)
@@ -150,7 +150,7 @@ AT_OWN = [                                                   # operators of some
 @pytest.mark.parametrize("number", range(len(AT_OWN)))
 def test_where_no_small_sizes_are_found_a_template_is_verified_at_its_own(rng, monkeypatch, number):
     """Of operators that take any number of columns some need more than a few."""
-    monkeypatch.setattr("rewrites.graph.template.shrink", lambda answers: {})
+    monkeypatch.setattr("rewrites.egraph.template.shrink", lambda answers: {})
     n, term = AT_OWN[number]
     made = template(term(lambda *shape: Data(rng.normal(size=shape))), n)
     assert not made.small_sizes()

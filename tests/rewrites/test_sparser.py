@@ -8,18 +8,21 @@ import pytest
 import standin
 from searched import relative
 
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import count_scores
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, attention, const, rmsnorm, rotary, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import count_scores
+from opmatrix.algebra.positions.patterns import causal, coarse, hubs, mask, parse, scattered, sequence, window
 from opmatrix.files.loading import load
-from opmatrix.patterns import causal, coarse, hubs, mask, parse, scattered, sequence, window
 from rewrites import run
 from rewrites.approximate import block_errors
 from rewrites.approximate.block_errors import SparseAttentionTrials
-from rewrites.compiler.search import SearchSpace, cheapest
-from rewrites.compiler.sparse_attention import (
+from rewrites.laws import EXACT_LAWS
+from rewrites.report.results import save
+from rewrites.report.retelling import tell_steps
+from rewrites.search.search import SearchSpace, cheapest
+from rewrites.search.sparse_attention import (
     KEPT,
     LEFT_OUT,
     LONG,
@@ -27,10 +30,7 @@ from rewrites.compiler.sparse_attention import (
     sparse_attention_candidates,
     sparser_patterns,
 )
-from rewrites.compiler.substitutions import part_factors, substitute_blocks
-from rewrites.laws import EXACT_LAWS
-from rewrites.report.results import save
-from rewrites.report.retelling import tell_steps
+from rewrites.search.substitutions import part_factors, substitute_blocks
 from rewrites.workload.workload import Workload
 
 N, WORDS, LAYERS = 16, 1000, 2

@@ -6,17 +6,17 @@ from checkpoints import CONFIG, arrays
 from searched import RAGGED, Round, relative
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I, affine, const, diag, symbol, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.extents import patterns
 from opmatrix.models import build
-from rewrites.compiler.search import SearchSpace, solve_chain
-from rewrites.flat import flat
-from rewrites.graph.layers import Explorer, parts
+from rewrites.egraph.layers import Explorer, parts
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.representations import Representable
-from rewrites.lower.sharing import Shares
+from rewrites.laws.flat import flat
+from rewrites.lowering.representations import Representable
+from rewrites.lowering.sharing import Shares
+from rewrites.search.search import SearchSpace, solve_chain
 from rewrites.verify import check_graph
 from rewrites.verify.precision import check_precision
 

@@ -9,6 +9,8 @@ from children import ROOT
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import compose
@@ -30,20 +32,18 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.positions.patterns import among, causal, sequence
 from opmatrix.algebra.shapes import T
-from opmatrix.batch import Batch
 from opmatrix.models import build
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import partition
-from opmatrix.partitions.virtual import run
-from opmatrix.patterns import among, causal, sequence
-from opmatrix.relations import relation
-from opmatrix.split.axis_states import all_bounds, mergeable
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.split.spreading import Split
-from rewrites.kinds import right, with_heads
+from opmatrix.parallel.ranks.virtual import run
+from opmatrix.parallel.sharding.axis_states import all_bounds, mergeable
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.sharding.spreading import Split
 from rewrites.laws import splitting
+from rewrites.laws.kinds import right, with_heads
 from rewrites.laws.splitting import (
     EQUATIONS,
     SplitEquation,

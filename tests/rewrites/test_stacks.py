@@ -6,23 +6,23 @@ import pytest
 from searched import Round, relative
 
 from formats import FORMATS, Q4_1, Half, Int8, Stacked, can_stack
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import gelu, heads, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import formula
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
-from rewrites.compiler.emit import promise
-from rewrites.compiler.fit import Fitter, head_squares
-from rewrites.compiler.search import SearchSpace, cheapest
+from rewrites.approximate.budgets import within
+from rewrites.approximate.proposals import propose_methods
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Method
-from rewrites.lower.price import Prices
-from rewrites.lower.representations import Representable
-from rewrites.pareto.budgets import within
-from rewrites.pareto.proposals import propose_methods
+from rewrites.lowering.lower import Method
+from rewrites.lowering.price import Prices
+from rewrites.lowering.representations import Representable
+from rewrites.search.emit import promise
+from rewrites.search.fit import Fitter, head_squares
+from rewrites.search.search import SearchSpace, cheapest
 from rewrites.verify import verify_steps
 from rewrites.verify.programs import unrounded, verify_structure
 

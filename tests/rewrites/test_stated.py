@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from opmatrix.batch import Batch
-from opmatrix.pipelines.pooling import normalise_rows
-from opmatrix.pipelines.text import LineReading, Parts, Tokenizer
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.text import LineReading, Parts, Tokenizer
 from rewrites.verify import differences
 from rewrites.verify.differences import Change, difference
 from rewrites.workload.samples import TEXT_KINDS, make_lines

@@ -8,12 +8,12 @@ from random_models import random_weights
 from searched import KINDS, structure
 from test_expert_models import CASES, made
 
-from opmatrix.batch import Batch, Fields
+from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.models import build
 from opmatrix.runtime.kernel import is_value
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.telling import LARGEST_DECADE, SMALLEST_DECADE, every_id, telling_rows, telling_values, tied_rows
-from rewrites.evaluate import recheck
+from opmatrix.runtime.telling import LARGEST_DECADE, SMALLEST_DECADE, every_id, telling_rows, telling_values, tied_rows
+from rewrites.metrics import recheck
 from rewrites.verify import VerificationError, unrounded, verify_exact, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.programs import step_kind

@@ -11,20 +11,20 @@ from safetensors.numpy import load_file
 from searched import Round
 
 from formats import FORMATS, kernels
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.extents import counted, patterns
 from opmatrix.models import build
-from opmatrix.program import Program, Step
+from opmatrix.runtime.program import Program, Step
 from opmatrix.spectra import Limits
-from rewrites.compiler.planned import planned
-from rewrites.compiler.search import SearchSpace, search
+from rewrites.approximate.budgets import within
+from rewrites.approximate.proposals import propose_methods
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.lower import Use
-from rewrites.lower.representations import Representable
-from rewrites.lower.shared_tables import with_shared_tables
-from rewrites.pareto.budgets import within
-from rewrites.pareto.proposals import propose_methods
+from rewrites.lowering.lower import Use
+from rewrites.lowering.representations import Representable
+from rewrites.lowering.shared_tables import with_shared_tables
+from rewrites.search.planned import planned
+from rewrites.search.search import SearchSpace, search
 from rewrites.verify.programs import unrounded, verify_exact
 
 WORDS, WIDE = 3000, 24

@@ -7,13 +7,13 @@ from random_models import MASKS, random_config, random_sentences, random_weights
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import ACTIVATIONS
 from opmatrix.algebra.oracles import dense, entrywise
-from opmatrix.batch import Batch
+from opmatrix.algebra.positions.patterns import causal, mask, parse, sequence, window
 from opmatrix.models import build
-from opmatrix.patterns import causal, mask, parse, sequence, window
-from opmatrix.program import Program
-from rewrites.graph.layers import parts
+from opmatrix.runtime.program import Program
+from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import check_graph, unrounded, verify_exact
 

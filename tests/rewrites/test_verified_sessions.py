@@ -7,19 +7,19 @@ import wrong_sessions
 from test_certificate import once  # noqa: F401, laws are verified once a process
 
 from formats import FORMATS
-from formats.machine.threads import available, limit, threads
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
+from formats.host.threads import available, limit, threads
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.kernels import KERNELS
-from rewrites.evaluate.check_table import FAILS, HOLDS
-from rewrites.evaluate.recheck import checks
+from opmatrix.runtime.program import Program, Step
+from rewrites.metrics.check_table import FAILS, HOLDS
+from rewrites.metrics.recheck import checks
 from rewrites.report.checked import check_decoders
 from rewrites.report.points import Point
-from rewrites.sessions.miniature import SPREAD_SHARES, find_attention, ties
-from rewrites.sessions.verified_sessions import Sessions, verify_sessions, verify_steps_over_caches
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import Steps, batches_at
+from rewrites.verify.sessions.miniature import SPREAD_SHARES, find_attention, ties
+from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions, verify_steps_over_caches
 
 SEED = 47
 SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])

@@ -7,14 +7,15 @@ import pytest
 from searched import model
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
 from opmatrix.algebra.operators import over as overall
-from opmatrix.relations import Relation
-from rewrites.graph.layers import parts
-from rewrites.graph.template import Template
-from rewrites.kinds import by_head
-from rewrites.law import (
+from rewrites.egraph.layers import parts
+from rewrites.egraph.template import Template
+from rewrites.laws import EXACT_LAWS, facts, implementation
+from rewrites.laws.kinds import by_head
+from rewrites.laws.law import (
     SIMPLIFY,
     Sort,
     column,
@@ -34,7 +35,6 @@ from rewrites.law import (
     value,
     where,
 )
-from rewrites.laws import EXACT_LAWS, facts, implementation
 from rewrites.verify import (
     VerificationError,
     check_graph,

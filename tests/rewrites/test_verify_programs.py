@@ -6,11 +6,11 @@ import pytest
 from searched import RAGGED, found, relative, structure
 
 from formats import CSR, Dense, kernels
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import given, tanh, weight
 from opmatrix.algebra.oracles import dense
-from opmatrix.batch import Batch
-from opmatrix.program import Program, Step
-from rewrites.lower.lower import Method
+from opmatrix.runtime.program import Program, Step
+from rewrites.lowering.lower import Method
 from rewrites.verify import (
     Errors,
     VerificationError,

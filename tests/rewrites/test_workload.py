@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import I
-from opmatrix.batch import Batch
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.embed import BATCH_ROWS, batches
-from opmatrix.pipelines.text import Parts, Tokenizer, sentences
-from rewrites.compiler.sparse_attention import LONG
+from opmatrix.inference.embed import BATCH_ROWS, batches
+from opmatrix.inference.text import Parts, Tokenizer, sentences
+from rewrites.search.sparse_attention import LONG
 from rewrites.workload import resolve
 from rewrites.workload.resolve import open_arguments
 from rewrites.workload.workload import CHOOSE, FIT, VERIFY, Workload

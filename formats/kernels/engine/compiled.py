@@ -12,14 +12,14 @@ from threading import RLock
 from typing import Any, Self, TypeVar
 
 from formats.kernels.engine import objects
+from formats.kernels.engine.frozen import closure, sources
 from formats.kernels.engine.native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
-from formats.kernels.frozen import closure, sources
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
-WRITTEN_BY = "formats.kernels.writing.text_code"
+WRITTEN_BY = "formats.kernels.llvm.text_code"
 HOME = __package__.rpartition(".")[0]                        # the package of all kernels
 # what most others need
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"

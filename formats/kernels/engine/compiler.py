@@ -27,11 +27,11 @@ from formats.disk.cache import say, why
 from formats.disk.files import shown
 from formats.disk.locks import taking
 from formats.disk.own_python import child_of_module
+from formats.host.host import Host
 from formats.kernels.engine import objects
 from formats.kernels.engine.compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, Function
 from formats.kernels.engine.from_text import TextKernel, hand_over, take_over
 from formats.kernels.engine.native import COMPILES, FEATURES, NAME, cfunc, llvm
-from formats.machine.host import Host
 
 TEXTS = "texts.json"                                         # among claims: what kernels without a module say
 LINES = 30                                                   # of what a process said before it failed
@@ -45,7 +45,7 @@ OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|out of memory|Cannot allocate 
 def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
     """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each.
     RuntimeError names what cannot be compiled, and why."""
-    from formats.machine.threads import threads
+    from formats.host.threads import threads
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
     if not has_compiler():
@@ -254,7 +254,7 @@ def leave_unemitted() -> None:
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
     spare directory, if it is."""
-    from formats.kernels.writing.text_code import compile_written
+    from formats.kernels.llvm.text_code import compile_written
     try: code, absent = compile_written(function), list[str]()
     except Exception:
         if isinstance(function, TextKernel) or function.module.startswith(f"{HOME}."): raise

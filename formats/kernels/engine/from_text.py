@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from formats.kernels.engine.compiled import Function, Kernel, digest_code
-from formats.kernels.frozen import sources
+from formats.kernels.engine.frozen import sources
 
 PREFIX = "term-"                                            # of their names; a digest of the text follows
 

@@ -20,8 +20,8 @@ import numpy as np
 IMPORTS = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
                      r"|^[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
 COMMENT = re.compile(r"#[^\n]*")
-ROOT, PACKAGE = __name__.partition(".")[0], __name__.rpartition(".")[0]        # what kernels are part of, and theirs
-PROJECT = Path(__file__).parents[2]                          # where the project's packages lie
+ROOT, PACKAGE = __name__.split(".")[0], __name__.rsplit(".", 2)[0]     # what kernels are part of, and theirs
+PROJECT = Path(__file__).parents[3]                          # where the project's packages lie
 CONSTANT = type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype
 
 

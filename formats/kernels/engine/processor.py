@@ -11,8 +11,8 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk.cache import location, put, recall
 from formats.disk.holdings import ENTRY_KINDS, evict_oldest
-from formats.machine.host import cpuinfo
-from formats.machine.switches import switched_off, without
+from formats.host.host import cpuinfo
+from formats.host.switches import switched_off, without
 
 UNSOUND = "corei7-avx", "core-avx-i", "sandybridge", "ivybridge", "nocona"      # numba leaves their avx alone
 SAID = re.compile(r"([\w.-]+) ((?:[+-][\w.-]+,?)+) (\w+)")   # a name, features, and a digest of both

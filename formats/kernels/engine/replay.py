@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from formats.host.threads import FIXED
 from formats.kernels.engine.compiled import HELPER, Function, Kernel, calling
 from formats.kernels.engine.launch import (
     ARENA,
@@ -28,7 +29,6 @@ from formats.kernels.engine.memory import call, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.objects import find_c_function
 from formats.kernels.engine.pool import POOL, finish, publish
-from formats.machine.threads import FIXED
 
 # words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which
 # words it is

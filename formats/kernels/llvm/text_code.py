@@ -19,7 +19,7 @@ import numpy as np
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.native import FastMathOptions, ir, llvm, rewrite_module, types
-from formats.kernels.writing.text_kinds import (
+from formats.kernels.llvm.text_kinds import (
     INTEGER64,
     Computed,
     GivenValue,
@@ -33,7 +33,7 @@ from formats.kernels.writing.text_kinds import (
     rebuilt,
     stored_parts,
 )
-from formats.kernels.writing.text_values import Scope, ValueWriter
+from formats.kernels.llvm.text_values import Scope, ValueWriter
 
 HEAD_LINES = 3                                              # of a module's text, which say what it is of
 PASS_LEVEL = 3                                              # of LLVM's passes, the highest

@@ -9,9 +9,7 @@ import numpy as np
 
 from formats.kernels.engine.memory import pointer
 from formats.kernels.engine.native import carray, ir, typeof, types
-from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
-from formats.kernels.simd.vectors import llvm_function
-from formats.kernels.writing.text_kinds import (
+from formats.kernels.llvm.text_kinds import (
     BIT,
     CASTS,
     INTEGER64,
@@ -36,6 +34,8 @@ from formats.kernels.writing.text_kinds import (
     real_kind,
     stored,
 )
+from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, arithmetic, emitted
+from formats.kernels.simd.vectors import llvm_function
 
 ON_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
 ON_WORDS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.RShift: "ashr", ast.LShift: "shl",

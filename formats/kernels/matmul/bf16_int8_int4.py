@@ -12,16 +12,16 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch, temporary
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.linear import ENOUGH, MAX_ITEM_ROWS, check_product, linear_stages, split_work, typed
-from formats.kernels.products.narrow_matrix import BAND as MATRIX_BAND
-from formats.kernels.products.narrow_matrix import halves_matrix, nibbled_matrix, quantised_matrix
-from formats.kernels.products.narrow_vectors import BAND as VECTOR_BAND
-from formats.kernels.products.narrow_vectors import halves, nibbled, quantised
+from formats.kernels.matmul.linear import ENOUGH, MAX_ITEM_ROWS, check_product, linear_stages, split_work, typed
+from formats.kernels.matmul.narrow_matrix import BAND as MATRIX_BAND
+from formats.kernels.matmul.narrow_matrix import halves_matrix, nibbled_matrix, quantised_matrix
+from formats.kernels.matmul.narrow_vectors import BAND as VECTOR_BAND
+from formats.kernels.matmul.narrow_vectors import halves, nibbled, quantised
 from formats.kernels.rows.following import epilogue_record
-from formats.machine.threads import threads
 
 __all__ = ["product_balanced_bytes", "product_bf16", "product_int4", "product_int8", "product_lowrank_bytes"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, VECTOR_BAND, MATRIX_BAND

@@ -7,17 +7,17 @@ contiguous."""
 import numpy as np
 
 from formats.core.epilogue import Epilogue
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Function, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.csr_nm import NEAR, SPARSE, choose_tokens, launch_sparse
-from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
-from formats.kernels.products.transposing import turn_in
+from formats.kernels.matmul.csr_nm import NEAR, SPARSE, choose_tokens, launch_sparse
+from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
+from formats.kernels.matmul.transposing import turn_in
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, store_tile, zeros
-from formats.machine.threads import threads
 
 __all__ = ["product_block", "product_vectorwise"]
 

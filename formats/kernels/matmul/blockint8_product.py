@@ -9,12 +9,13 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, ints_at, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.linear import (
+from formats.kernels.matmul.linear import (
     ENOUGH,
     LINEAR,
     MAX_ITEM_ROWS,
@@ -24,10 +25,10 @@ from formats.kernels.products.linear import (
     tile,
     typed,
 )
-from formats.kernels.products.narrow_matrix import BAND as MATRIX_BAND
-from formats.kernels.products.narrow_vectors import BAND, by_panels, round_rows, scales_at
-from formats.kernels.products.rounding import as_words
-from formats.kernels.products.tiles import emit_loop, joined_sums, offset_by, settle_sums
+from formats.kernels.matmul.narrow_matrix import BAND as MATRIX_BAND
+from formats.kernels.matmul.narrow_vectors import BAND, by_panels, round_rows, scales_at
+from formats.kernels.matmul.rounding import as_words
+from formats.kernels.matmul.tiles import emit_loop, joined_sums, offset_by, settle_sums
 from formats.kernels.rows.following import epilogue_record
 from formats.kernels.simd.arithmetic import VECTOR16, get, keep
 from formats.kernels.simd.vectors import (
@@ -42,7 +43,6 @@ from formats.kernels.simd.vectors import (
     put,
 )
 from formats.kernels.simd.words import WORDS, add_fours, everywhere
-from formats.machine.threads import threads
 
 __all__ = ["product_byte_blocks"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND

@@ -2,12 +2,12 @@
 import numpy as np
 
 from formats.core.arrays import as_contiguous
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import check_heads, heads_of
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import record
-from formats.kernels.mixing.heads import check_heads, heads_of
-from formats.kernels.products.gemm import TILE_ROWS, gemm, multiply
-from formats.machine.threads import threads
+from formats.kernels.matmul.gemm import TILE_ROWS, gemm, multiply
 
 __all__ = ["headwise"]
 __borders__ = (TILE_ROWS,)

@@ -6,8 +6,8 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
-from formats.kernels.products.csr_nm import SPARSE, STRIP, launch_sparse
-from formats.kernels.products.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
+from formats.kernels.matmul.csr_nm import SPARSE, STRIP, launch_sparse
+from formats.kernels.matmul.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 from formats.kernels.simd.vectors import add_outer, fetch, store_tile, zeros
 
 __all__ = ["product_csc"]

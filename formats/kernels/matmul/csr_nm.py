@@ -7,16 +7,16 @@ column is a dot product with the entries of x that it names."""
 import numpy as np
 
 from formats.core.epilogue import Epilogue
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import FAST, HELPER, Function, Kernel, calling
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import carray, njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
-from formats.kernels.products.transposing import turn_in, turn_out
+from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
+from formats.kernels.matmul.transposing import turn_in, turn_out
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.vectors import AHEAD, add_outer, plus, prefetch, store_tile, zeros
-from formats.machine.threads import threads
 
 __all__ = ["product_csr", "product_nm"]
 

@@ -10,14 +10,15 @@ import numpy as np
 
 from formats.core.arrays import readable, separate, writable
 from formats.core.epilogue import Epilogue
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, make_record, step, temporary, words
 from formats.kernels.engine.memory import call, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.gemm import gemm
-from formats.kernels.products.linear import LINEAR, MAX_ITEM_ROWS
-from formats.kernels.products.own_kernels import OWN_FIELDS, MatrixStack, find_own
+from formats.kernels.matmul.gemm import gemm
+from formats.kernels.matmul.linear import LINEAR, MAX_ITEM_ROWS
+from formats.kernels.matmul.own_kernels import OWN_FIELDS, MatrixStack, find_own
 from formats.kernels.rows.following import EPILOGUE, epilogue_record
 from formats.kernels.rows.routed_rows import (
     ROUTED,
@@ -28,7 +29,6 @@ from formats.kernels.rows.routed_rows import (
     place_rows,
     sum_parts,
 )
-from formats.machine.threads import threads
 
 __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)

@@ -3,7 +3,7 @@ by a Hadamard matrix, so that what a few inputs hold is spread over 16 times as 
 arXiv:2404.00456, section 4).
 
 Sums of vectors need no shuffles, and each is one float32 operation, so that numpy computes the same bits
-(formats/pairs/balancedint8.py)."""
+(formats/storage/pairs/balancedint8.py)."""
 from collections.abc import Callable
 
 from formats.core.layout import MIXED

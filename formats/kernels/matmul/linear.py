@@ -8,14 +8,14 @@ import numpy as np
 
 from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.core.epilogue import Epilogue
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, Launch, Record, address, filled, launch, step, temporary, words
 from formats.kernels.engine.memory import floats, record, shorts, widen
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.gemm import TILE_ROWS, gemm, multiply
+from formats.kernels.matmul.gemm import TILE_ROWS, gemm, multiply
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
-from formats.machine.threads import threads
 
 __all__ = ["product_dense", "product_half", "product_lowrank"]
 

@@ -6,9 +6,9 @@ from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.memory import bytes_at, floats, ints_at, record
 from formats.kernels.engine.native import njit
-from formats.kernels.products.linear import LINEAR, tile
-from formats.kernels.products.narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised
-from formats.kernels.products.rounding import ONE, round_bytes, round_halves
+from formats.kernels.matmul.linear import LINEAR, tile
+from formats.kernels.matmul.narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised
+from formats.kernels.matmul.rounding import ONE, round_bytes, round_halves
 from formats.kernels.rows.following import finish_rows, move_block
 from formats.kernels.simd.amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
 from formats.kernels.simd.arithmetic import get, keep

@@ -7,10 +7,10 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
-from formats.kernels.products.hadamard import mix_row
-from formats.kernels.products.linear import LINEAR, tile
-from formats.kernels.products.rounding import ONE, round_bytes, round_halves
-from formats.kernels.products.tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
+from formats.kernels.matmul.hadamard import mix_row
+from formats.kernels.matmul.linear import LINEAR, tile
+from formats.kernels.matmul.rounding import ONE, round_bytes, round_halves
+from formats.kernels.matmul.tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 from formats.kernels.rows.following import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
 from formats.kernels.simd.arithmetic import get, keep, negative
 from formats.kernels.simd.vectors import zeros

@@ -7,12 +7,13 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.linear import (
+from formats.kernels.matmul.linear import (
     ENOUGH,
     LINEAR,
     MAX_ITEM_ROWS,
@@ -22,9 +23,9 @@ from formats.kernels.products.linear import (
     tile,
     typed,
 )
-from formats.kernels.products.narrow_matrix import BAND as MATRIX_BAND
-from formats.kernels.products.narrow_vectors import BAND, by_panels, round_rows, scales_at
-from formats.kernels.products.tiles import emit_loop, joined_sums, settle_sums, vector_fours
+from formats.kernels.matmul.narrow_matrix import BAND as MATRIX_BAND
+from formats.kernels.matmul.narrow_vectors import BAND, by_panels, round_rows, scales_at
+from formats.kernels.matmul.tiles import emit_loop, joined_sums, settle_sums, vector_fours
 from formats.kernels.rows.following import epilogue_record
 from formats.kernels.simd.vectors import (
     AHEAD,
@@ -39,7 +40,6 @@ from formats.kernels.simd.vectors import (
     put,
 )
 from formats.kernels.simd.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
-from formats.machine.threads import threads
 
 __all__ = ["product_pruned_bytes"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND

@@ -9,7 +9,7 @@ import numpy as np
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import Record, address, filled, words
 from formats.kernels.engine.replay import Recording
-from formats.kernels.products.linear import LINEAR, product_dense
+from formats.kernels.matmul.linear import LINEAR, product_dense
 
 # kernels for one row and for more, where words are that each matrix is described by, bytes of a number; inputs, outputs
 OWN_FIELDS = np.dtype(words("one more w bytes n p"))

@@ -7,15 +7,15 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch
 from formats.kernels.engine.memory import record
 from formats.kernels.engine.native import njit
-from formats.kernels.products.gemm import multiply
-from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
+from formats.kernels.matmul.gemm import multiply
+from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile, typed
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
-from formats.machine.threads import threads
 
 __all__ = ["product_packed"]
 

@@ -6,10 +6,10 @@ import numpy as np
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
-from formats.kernels.products.linear import typed
-from formats.kernels.products.widened_words import Wording, multiply_words, product_words, widen_halves
-from formats.kernels.products.widened_words import __borders__ as __borders__
-from formats.kernels.rows.tail import permute
+from formats.kernels.matmul.linear import typed
+from formats.kernels.matmul.widened_words import Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import __borders__ as __borders__
+from formats.kernels.simd.tail import permute
 from formats.kernels.simd.vectors import FEATURES, LANES, VECTOR, load_vector
 from formats.kernels.simd.words import SHORT, WORDS, words_of
 from formats.storage.q4_1 import WORD_INPUTS

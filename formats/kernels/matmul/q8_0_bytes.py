@@ -6,9 +6,9 @@ import numpy as np
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
-from formats.kernels.products.linear import typed
-from formats.kernels.products.widened_words import Wording, multiply_words, product_words, widen_halves
-from formats.kernels.products.widened_words import __borders__ as __borders__
+from formats.kernels.matmul.linear import typed
+from formats.kernels.matmul.widened_words import Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, pointer_at, splat
 from formats.kernels.simd.words import SHORT, words_of
 

@@ -11,16 +11,17 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch
 from formats.kernels.engine.memory import floats, ints_at, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, linear_stages, split_work, tile, typed
-from formats.kernels.products.q4_1_levels import LEVELS
-from formats.kernels.products.q8_0_bytes import BYTES
-from formats.kernels.products.rounding import FINITE, LIFT_BELOW, keep_bytes, larger_magnitude, largest_magnitude
-from formats.kernels.products.widened_words import WORDED, Wording, ask_ahead, check_words
+from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, linear_stages, split_work, tile, typed
+from formats.kernels.matmul.q4_1_levels import LEVELS
+from formats.kernels.matmul.q8_0_bytes import BYTES
+from formats.kernels.matmul.rounding import FINITE, LIFT_BELOW, keep_bytes, larger_magnitude, largest_magnitude
+from formats.kernels.matmul.widened_words import WORDED, Wording, ask_ahead, check_words
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.arithmetic import get
 from formats.kernels.simd.vectors import (
@@ -40,7 +41,6 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 from formats.kernels.simd.words import BYTE, FOURS, SHORT, WORDS, add_fours, everywhere, nibbles, words_of
-from formats.machine.threads import threads
 from formats.storage.q4_1 import GROUP_INPUTS
 
 __all__ = ["product_rounded_bytes", "product_rounded_levels"]

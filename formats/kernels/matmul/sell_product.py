@@ -10,9 +10,9 @@ from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.launch import address, filled, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.products.csc_product import read_unsigned
-from formats.kernels.products.csr_nm import SPARSE, STRIP, launch_sparse
-from formats.kernels.products.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
+from formats.kernels.matmul.csc_product import read_unsigned
+from formats.kernels.matmul.csr_nm import SPARSE, STRIP, launch_sparse
+from formats.kernels.matmul.linear import ENOUGH, MAX_ITEM_ROWS, check_product, typed
 from formats.kernels.simd.vectors import (
     LANE,
     LANES,

@@ -10,14 +10,15 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.core.layout import PANEL
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WIDENS, record, widen_by_integers
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.products.gemm import multiply
-from formats.kernels.products.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile
-from formats.kernels.products.packed_panels import BLOCK_DEPTH, block_of_panel
+from formats.kernels.matmul.gemm import multiply
+from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, check_product, linear_stages, tile
+from formats.kernels.matmul.packed_panels import BLOCK_DEPTH, block_of_panel
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.vectors import (
     AHEAD,
@@ -40,7 +41,6 @@ from formats.kernels.simd.vectors import (
     zeros,
 )
 from formats.kernels.simd.words import WORDS
-from formats.machine.threads import threads
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS
 
 WORDED = np.dtype(words("w scale groups"))

@@ -2,16 +2,16 @@
 import numpy as np
 
 from formats.core.arrays import separate, writable
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import launch, make_record, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
-from formats.kernels.mixing.heads import heads_of
 from formats.kernels.rows.following import combine
 from formats.kernels.simd.arithmetic import below, get, highest, larger
 from formats.kernels.simd.maths import INFINITY, ONE, exponentials, largest
 from formats.kernels.simd.vectors import zeros
-from formats.machine.threads import threads
 
 __all__ = ["gate_rows"]
 

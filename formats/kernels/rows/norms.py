@@ -4,12 +4,12 @@ import numpy as np
 
 from formats.core.arrays import as_contiguous, separate, writable
 from formats.core.epilogue import EPS, NORMS
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import floats, record
-from formats.kernels.mixing.heads import heads_of
 from formats.kernels.rows.following import combine, normalise
-from formats.machine.threads import threads
 
 __all__ = ["pointwise_heads"]
 

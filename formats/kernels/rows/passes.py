@@ -5,12 +5,12 @@ import numpy as np
 
 from formats.core.arrays import as_contiguous, places, readable, separate, writable
 from formats.core.epilogue import HUGE, TINY, Epilogue
+from formats.host.threads import threads
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, make_record, step, words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.rows.gathering import SOURCE, SOURCE_BYTES, Columns, add_column, add_row, describe_table
-from formats.machine.threads import threads
 
 __all__ = ["embed", "gather", "pointwise", "scale"]
 

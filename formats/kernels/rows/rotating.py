@@ -3,14 +3,14 @@ position."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate, writable
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import Layout, heads_of, sequences
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import longs, record
 from formats.kernels.engine.native import njit
-from formats.kernels.mixing.heads import Layout, heads_of, sequences
 from formats.kernels.rows.following import combine
 from formats.kernels.simd.arithmetic import get, keep
-from formats.machine.threads import threads
 
 __all__ = ["rotate"]
 

@@ -4,13 +4,9 @@ import numpy as np
 
 from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.core.reductions import HOW
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, launch, make_record, step, words
-from formats.kernels.engine.memory import floats, longs, record, view_as
-from formats.kernels.engine.native import njit
-from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.biased import BY_DISTANCE, column_of, table_of
-from formats.kernels.mixing.heads import (
+from formats.host.threads import threads
+from formats.kernels.attentions.biased import BY_DISTANCE, column_of, table_of
+from formats.kernels.attentions.heads import (
     EVERY,
     Layout,
     Reach,
@@ -21,9 +17,13 @@ from formats.kernels.mixing.heads import (
     sequences,
     served,
 )
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import ROOM, address, launch, make_record, step, words
+from formats.kernels.engine.memory import floats, longs, record, view_as
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import combine
 from formats.kernels.simd.maths import exponentials, largest
-from formats.machine.threads import threads
 
 __all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
 

@@ -2,13 +2,13 @@
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch, make_record, step, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
-from formats.kernels.mixing.heads import heads_of
 from formats.kernels.simd.arithmetic import get, keep
-from formats.machine.threads import threads
 
 __all__ = ["blend_heads"]
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.native import njit
-from formats.kernels.rows.tail import EDGE, tail
 from formats.kernels.simd.arithmetic import (
     below,
     cut,
@@ -23,6 +22,7 @@ from formats.kernels.simd.arithmetic import (
     smaller,
     sum_lanes,
 )
+from formats.kernels.simd.tail import EDGE, tail
 from formats.kernels.simd.vectors import zeros
 
 f4 = np.float32

@@ -10,8 +10,9 @@ import numpy as np
 
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.native import intrinsic, ir, njit
+from formats.kernels.engine.processor import FEATURES
 from formats.kernels.simd.arithmetic import VECTOR16, WHOLE, fused
-from formats.kernels.simd.vectors import FEATURES, FLOAT, LANE, LANES, VECTOR, closed, llvm_function
+from formats.kernels.simd.vectors import FLOAT, LANE, LANES, VECTOR, closed, llvm_function
 
 DEGREE, ONE = 6, np.float32(1)
 EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0

@@ -10,7 +10,7 @@ from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
 from formats.core.layout import MIXED, PANEL, VECTOR
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, check_size, row_rounding, unsound
 from formats.storage.packed import Packed
 

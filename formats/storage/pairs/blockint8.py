@@ -2,10 +2,10 @@
 import numpy as np
 
 from formats.core.sizes import T, blocks, ceiling, f4, n, p, u1, u4
-from formats.format import Format
-from formats.pairs.in_bytes import INT8_ERROR, Bytes, shifted, unsound
 from formats.storage.block import Block, tiles
 from formats.storage.csr import compression
+from formats.storage.format import Format
+from formats.storage.pairs.in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
 TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16            # inputs: a line of a row of bytes; outputs: a vector of sums
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats, FormatError
 from formats.core.layout import PANEL
 from formats.core.sizes import ON_NUMBERS, Size
-from formats.format import Format, options
+from formats.storage.format import Format, options
 from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups
 from formats.storage.packed import Packed
 

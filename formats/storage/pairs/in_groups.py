@@ -8,7 +8,7 @@ from formats.core.epilogue import gamma
 from formats.core.layout import LEAST_SCALED
 from formats.core.sizes import T, n, p
 from formats.core.stage import SMALLEST
-from formats.format import Format
+from formats.storage.format import Format
 from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 
 
@@ -52,7 +52,7 @@ class InGroups(Blocks):
 
 def by_group(x):
     """x (T, n) in float64 as kernels read it: each 32 numbers as whole multiples, up to 127, of their largest / 127, by
-    the float32 operations of formats/kernels/products/rounded_groups.py, one by one."""
+    the float32 operations of formats/kernels/matmul/rounded_groups.py, one by one."""
     x = np.asarray(x, np.float32)
     parts = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP_INPUTS))).reshape(len(x), -1, GROUP_INPUTS)
     largest = abs(parts).max(2, keepdims=True)

@@ -7,10 +7,10 @@ from numpy.typing import ArrayLike
 from formats.core.arrays import FormatError, as_matrix
 from formats.core.layout import PANEL, TILE, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, r, u1
-from formats.format import Format
-from formats.pairs.in_bytes import COLUMN, INT8_ERROR, too_deep, unsound
+from formats.storage.format import Format
 from formats.storage.int8 import STEP_INPUTS, Int8, bound_error, by_row, row_bytes
 from formats.storage.lowrank import LowRank, multiply_factors
+from formats.storage.pairs.in_bytes import COLUMN, INT8_ERROR, too_deep, unsound
 
 ONE_SCALE = {"group": COLUMN}                                # a factor has a scale for each of its outputs
 

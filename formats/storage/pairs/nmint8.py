@@ -5,9 +5,9 @@ import numpy as np
 
 from formats.core.arrays import FormatError
 from formats.core.sizes import T, ceiling, f4, kept, n, p, u1
-from formats.format import Format
-from formats.pairs.in_bytes import INT8_ERROR, Bytes, shifted, unsound
+from formats.storage.format import Format
 from formats.storage.nm import NM
+from formats.storage.pairs.in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
 PADDED_INPUTS, PANEL_OUTPUTS = 64, 16                        # inputs that n is rounded up to; outputs of a panel
 GROUP_INPUTS, OFFSET = 4, 128                             # inputs of a group: those of a word; what is added to numbers

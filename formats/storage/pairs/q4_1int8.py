@@ -2,8 +2,8 @@
 import numpy as np
 
 from formats.core.layout import unpanelled
-from formats.format import Format
-from formats.pairs.in_groups import InGroups
+from formats.storage.format import Format
+from formats.storage.pairs.in_groups import InGroups
 from formats.storage.q4_1 import GROUP_INPUTS, Q4_1
 
 

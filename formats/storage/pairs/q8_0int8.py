@@ -1,6 +1,6 @@
 """Q8_0 where x is rounded to bytes, too."""
-from formats.format import Format
-from formats.pairs.in_groups import InGroups
+from formats.storage.format import Format
+from formats.storage.pairs.in_groups import InGroups
 from formats.storage.q8_0 import Q8_0
 
 

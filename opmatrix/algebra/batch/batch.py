@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.sizes import size
+from opmatrix.algebra.batch.extents import Extents, counted, entries, pairs
+from opmatrix.algebra.batch.relations import GIVEN, Relation, Sparse, of_sentences
+from opmatrix.algebra.batch.signature import GivenMatrix, Port
 from opmatrix.algebra.data import ids
-from opmatrix.extents import Extents, counted, entries, pairs
-from opmatrix.patterns import Pattern
-from opmatrix.relations import GIVEN, Relation, Sparse, of_sentences
-from opmatrix.signature import GivenMatrix, Port
+from opmatrix.algebra.positions.patterns import Pattern
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
-from formats.masks import attended
-from opmatrix.patterns import Pattern, everyone, parse, sequence
-from opmatrix.relations import Relation, parse_relation
-from opmatrix.signature import Port
+from formats.storage.masks import attended
+from opmatrix.algebra.batch.relations import Relation, parse_relation
+from opmatrix.algebra.batch.signature import Port
+from opmatrix.algebra.positions.patterns import Pattern, everyone, parse, sequence
 
 if TYPE_CHECKING:
     import sympy

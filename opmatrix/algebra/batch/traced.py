@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.nodes import weight
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation
-from opmatrix.signature import Port
-from opmatrix.split.axis_states import Bounds, Role
+from opmatrix.parallel.sharding.axis_states import Bounds, Role
 
 
 class Operation(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from opmatrix.own.own_names import DIGITS_OF_DIGEST
+from opmatrix.algebra.custom.custom_names import DIGITS_OF_DIGEST
 
 TWO_SIDED = "add sub mul floordiv mod pow truediv and or xor lt le gt ge eq ne lshift rshift"
 MAX_DEPTH = 8                                               # functions that functions call

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.head_blocks import ByHeads
+from opmatrix.algebra.batch.batch import Fields, Places
 from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.positions.patterns import Pattern, Truth, everyone
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
-from opmatrix.batch import Fields, Places
-from opmatrix.patterns import Pattern, Truth, everyone
 
 if TYPE_CHECKING:
     from opmatrix.algebra.oracles import Entrywise

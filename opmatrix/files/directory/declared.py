@@ -8,7 +8,7 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk.files import read_json
 from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
-from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
+from opmatrix.inference.pooling import Pooling, check_count, check_text, expect, modes, truth
 
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
 FLAGS = {                                                   # older names of modes, in the order of their results

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.text import unpanicked
+from opmatrix.inference.text import unpanicked
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

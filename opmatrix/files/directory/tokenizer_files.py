@@ -20,7 +20,7 @@ from opmatrix.files.directory.tokenizer_classes import (
     TokenizerClass,
     TokenizerFlag,
 )
-from opmatrix.pipelines.text import unpanicked
+from opmatrix.inference.text import unpanicked
 
 if TYPE_CHECKING:
     import tokenizers

@@ -9,10 +9,10 @@ import sympy
 
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.models.config import Settings
-from opmatrix.split.carrying import contracts
-from opmatrix.split.moving import RankStep
-from opmatrix.training.expert_gradients import BACK
-from opmatrix.training.step_costs import BackwardBooked
+from opmatrix.parallel.cost.step_costs import BackwardBooked
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.train.moe_gradients import BACK
 
 EXPERT_COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
 EXPERT_STEPS = "answer", BACK

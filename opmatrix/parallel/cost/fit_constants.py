@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.core.errors import InputError
-from opmatrix.planner.constants import Constants
+from opmatrix.parallel.cost.constants import Constants
 
 FITTED = "idle", "memory", "superstep", "gap"
 FRACTIONS = "matrix", "idle", "memory", "near", "far", "hidden"

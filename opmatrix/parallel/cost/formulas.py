@@ -9,12 +9,12 @@ from functools import cached_property
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.partitions.booked import ByRank, Crossing, add_up
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.weight_storage import Storage, weight_bytes
-from opmatrix.split.axis_states import Coordinate, Largest, Piece
-from opmatrix.split.haloed import nameless
-from opmatrix.split.mesh import HOST
+from opmatrix.parallel.sharding.axis_states import Coordinate, Largest, Piece
+from opmatrix.parallel.sharding.cost_formulas import ByRank, Crossing, add_up
+from opmatrix.parallel.sharding.haloed import nameless
+from opmatrix.parallel.sharding.mesh import HOST
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.weight_storage import Storage, weight_bytes
 
 
 @dataclass(frozen=True)

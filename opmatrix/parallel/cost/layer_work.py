@@ -14,15 +14,21 @@ from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
-from opmatrix.partitions.booked import add_up
-from opmatrix.partitions.plan import partition
-from opmatrix.planner.expert_work import EXPERT_STEPS, ProductSides, count_experts, expert_products, made_by_experts
-from opmatrix.planner.quantities import Formula, Powers
-from opmatrix.split.axis_states import even
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.split.placement import Placement
-from opmatrix.training.step_costs import BackwardBooked, Chunk, training_step
+from opmatrix.parallel.cost.expert_work import (
+    EXPERT_STEPS,
+    ProductSides,
+    count_experts,
+    expert_products,
+    made_by_experts,
+)
+from opmatrix.parallel.cost.quantities import Formula, Powers
+from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.cost_formulas import add_up
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.placement import Placement
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")

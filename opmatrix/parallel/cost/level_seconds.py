@@ -6,10 +6,10 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
-from formats.network.collectives import COLLECTIVES, LevelPlace
-from formats.network.links import Link
-from opmatrix.planner.constants import Constants
-from opmatrix.planner.quantities import Quantity, binary_log, least, most, multiply, step_at
+from formats.machine.collectives import COLLECTIVES, LevelPlace
+from formats.machine.links import Link
+from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.quantities import Quantity, binary_log, least, most, multiply, step_at
 
 TREES = "all_reduce",                                       # what goes over trees between nodes
 

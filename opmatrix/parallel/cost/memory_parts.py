@@ -1,9 +1,9 @@
 """What the fullest stage holds at most, part by part; the parts add up."""
 from __future__ import annotations
 
-from opmatrix.planner.layer_work import LayerWork, is_of_pairs
-from opmatrix.planner.quantities import Formula, Quantity, add_all, least, most, step_at
-from opmatrix.planner.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
+from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
+from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, step_at
+from opmatrix.parallel.cost.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
 
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view

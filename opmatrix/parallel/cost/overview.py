@@ -12,12 +12,12 @@ import sympy
 
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.tables import table
-from opmatrix.partitions.factor_chain import layers
-from opmatrix.partitions.formulas import Formulas
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.timing import StageSeconds, Timing
-from opmatrix.partitions.weight_storage import Storage
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.cost.formulas import Formulas
+from opmatrix.parallel.cost.timing import StageSeconds, Timing
+from opmatrix.parallel.sharding.factor_chain import layers
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.weight_storage import Storage
 
 OFFLOADED = {1: "the optimiser", 2: "the optimiser and gradients", 3: "the optimiser, gradients and weights"}
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")

@@ -8,12 +8,12 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet, datasheet
 from opmatrix.models import known
 from opmatrix.models.config import Settings
-from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.layer_work import ModelWork, model_work
-from opmatrix.planner.memory_parts import memory_parts, reserved_bytes
-from opmatrix.planner.quantities import Quantity
-from opmatrix.planner.step_parts import Setting, step_parts, sum_parts
-from opmatrix.planner.strategies import Strategy
+from opmatrix.parallel.cost.constants import Constants, load_constants
+from opmatrix.parallel.cost.layer_work import ModelWork, model_work
+from opmatrix.parallel.cost.memory_parts import memory_parts, reserved_bytes
+from opmatrix.parallel.cost.quantities import Quantity
+from opmatrix.parallel.cost.step_parts import Setting, step_parts, sum_parts
+from opmatrix.parallel.cost.strategies import Strategy
 
 
 @dataclass(frozen=True)

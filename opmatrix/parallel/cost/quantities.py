@@ -8,9 +8,9 @@ import numpy as np
 import sympy
 
 from formats.core.errors import InputError
-from formats.network.collectives import Quantity as Quantity
-from opmatrix.microbatches.bubbles import least as least
-from opmatrix.microbatches.bubbles import most as most
+from formats.machine.collectives import Quantity as Quantity
+from opmatrix.parallel.schedules.bubbles import least as least
+from opmatrix.parallel.schedules.bubbles import most as most
 
 Powers: TypeAlias = tuple[tuple[str, int], ...]
 

@@ -11,19 +11,19 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import NONE, Booked, Crossing, add_up, all_reduced, gathers, stored_dims
-from opmatrix.partitions.factor_chain import joined, layers
-from opmatrix.partitions.formulas import busiest
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Cut, piece
-from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import local
-from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.expert_gradients import BACK, back_flops, expert_copies
-from opmatrix.training.keeping import DROPOUT_MASK, NAMED_POLICIES, Keep
-from opmatrix.training.pull_rules import teaches
-from opmatrix.training.pullback import PassPhase, pullback
+from opmatrix.autodiff.checkpoint_policy import DROPOUT_MASK, NAMED_POLICIES, Keep
+from opmatrix.autodiff.pullback import PassPhase, pullback
+from opmatrix.autodiff.vjp_rules import teaches
+from opmatrix.parallel.cost.formulas import busiest
+from opmatrix.parallel.sharding.axis_states import Cut, piece
+from opmatrix.parallel.sharding.cost_formulas import NONE, Booked, Crossing, add_up, all_reduced, gathers, stored_dims
+from opmatrix.parallel.sharding.factor_chain import joined, layers
+from opmatrix.parallel.sharding.mesh import Axis
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import local
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.train.backward_split import BackwardSplit
+from opmatrix.parallel.train.moe_gradients import BACK, back_flops, expert_copies
 
 BACKWARD: tuple[PassPhase, ...] = ("kept", "again", "backward")
 GradientBucket: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, Cut], ...], tuple[tuple[int, int], ...]]

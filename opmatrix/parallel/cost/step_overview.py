@@ -11,13 +11,13 @@ import sympy
 from formats.machine.datasheets import BYTES
 from opmatrix.display.tables import table
 from opmatrix.display.timeline import write_timeline
-from opmatrix.microbatches.named import PipelineKind, waiting
-from opmatrix.microbatches.simulated import bars_of
-from opmatrix.partitions.booked import Crossing, add_up
-from opmatrix.partitions.formulas import Formulas, busiest
-from opmatrix.partitions.overview import shorten
-from opmatrix.training.step_costs import TrainingStep
-from opmatrix.training.step_time import StatePolicy, TrainedPipeline
+from opmatrix.parallel.cost.formulas import Formulas, busiest
+from opmatrix.parallel.cost.overview import shorten
+from opmatrix.parallel.cost.step_costs import TrainingStep
+from opmatrix.parallel.cost.step_time import StatePolicy, TrainedPipeline
+from opmatrix.parallel.schedules.named import PipelineKind, waiting
+from opmatrix.parallel.schedules.simulated import bars_of
+from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from math import inf
 from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
-from opmatrix.microbatches.bubbles import deferred_rounds, rounds
-from opmatrix.planner.constants import Constants
-from opmatrix.planner.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
-from opmatrix.planner.level_seconds import collective_parts
-from opmatrix.planner.quantities import Quantity, add_all, most, round_up, soft_most, step_at
-from opmatrix.planner.strategies import Strategy
+from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
+from opmatrix.parallel.cost.level_seconds import collective_parts
+from opmatrix.parallel.cost.quantities import Quantity, add_all, most, round_up, soft_most, step_at
+from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.schedules.bubbles import deferred_rounds, rounds
 
 PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9                                          # of a layer, or seconds: next to nothing

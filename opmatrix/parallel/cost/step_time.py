@@ -12,15 +12,15 @@ import sympy
 
 from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
-from opmatrix.microbatches.named import PipelineKind
-from opmatrix.microbatches.simulated import BubbleSplit, ChunkWork, Simulated, simulate, split_bubble
-from opmatrix.microbatches.tasks import TaskGraph
-from opmatrix.partitions.booked import Crossing, add_up, stored_arrays, stored_dims
-from opmatrix.partitions.formulas import Formulas, busiest
-from opmatrix.partitions.timing import Timing
-from opmatrix.partitions.weight_storage import Storage
-from opmatrix.split.placement import local
-from opmatrix.training.step_costs import BackwardBooked, TrainingStep
+from opmatrix.parallel.cost.formulas import Formulas, busiest
+from opmatrix.parallel.cost.step_costs import BackwardBooked, TrainingStep
+from opmatrix.parallel.cost.timing import Timing
+from opmatrix.parallel.schedules.named import PipelineKind
+from opmatrix.parallel.schedules.simulated import BubbleSplit, ChunkWork, Simulated, simulate, split_bubble
+from opmatrix.parallel.schedules.tasks import TaskGraph
+from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up, stored_arrays, stored_dims
+from opmatrix.parallel.sharding.placement import local
+from opmatrix.parallel.sharding.weight_storage import Storage
 
 PerChunk = TypeVar("PerChunk")
 BUCKET = 25 * 2 ** 20                                       # bytes (Li et al. 2020, PyTorch Distributed, section 3.2.3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from opmatrix.planner.quantities import Quantity
+from opmatrix.parallel.cost.quantities import Quantity
 
 RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
 AXES = "tp", "cp", "dp", "pp"

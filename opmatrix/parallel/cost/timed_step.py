@@ -8,15 +8,15 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.microbatches.named import PipelineKind, pipeline_kind
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.factor_chain import chain, layers
-from opmatrix.partitions.plan import partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.training.step_costs import training_step
-from opmatrix.training.step_time import STATES, TrainedPipeline
+from opmatrix.parallel.cost.step_costs import training_step
+from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
+from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.sharding.factor_chain import chain, layers
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 

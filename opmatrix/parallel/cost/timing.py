@@ -10,15 +10,15 @@ from typing import NamedTuple
 import sympy
 
 from formats.core.errors import InputError
+from formats.machine.collectives import collective_seconds
 from formats.machine.datasheets import BYTES, Datasheet
-from formats.network.collectives import collective_seconds
-from formats.network.links import Link, levels_among, levels_of
-from opmatrix.partitions.booked import Crossing, add_up, stored_arrays, stored_dims
-from opmatrix.partitions.formulas import Formulas, busiest
-from opmatrix.partitions.plan import FactorGroup, Partition
-from opmatrix.partitions.weight_storage import Storage
-from opmatrix.split.mesh import HOST
-from opmatrix.split.placement import local
+from formats.machine.links import Link, levels_among, levels_of
+from opmatrix.parallel.cost.formulas import Formulas, busiest
+from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up, stored_arrays, stored_dims
+from opmatrix.parallel.sharding.mesh import HOST
+from opmatrix.parallel.sharding.partition import FactorGroup, Partition
+from opmatrix.parallel.sharding.placement import local
+from opmatrix.parallel.sharding.weight_storage import Storage
 
 MADE_OF = {"visit": "all_to_all"}                           # what links know of operations of their own name
 

@@ -8,20 +8,20 @@ from typing import NamedTuple, TypeAlias
 import sympy
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.booked import Crossing, add_up
-from opmatrix.split.axis_states import piece
-from opmatrix.split.placement import Coordinates, local
-from opmatrix.stepping.asked_steps import TrainPlan
-from opmatrix.stepping.learned_arrays import Bucket
-from opmatrix.stepping.stage_chunks import StageChunk
-from opmatrix.training.pullback import PassPhase
-from opmatrix.training.step_costs import (
+from opmatrix.autodiff.pullback import PassPhase
+from opmatrix.parallel.cost.step_costs import (
     among_copies,
     pieces_gathered,
     place_among_copies,
     summed_in_pieces,
     summed_whole,
 )
+from opmatrix.parallel.sharding.axis_states import piece
+from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up
+from opmatrix.parallel.sharding.placement import Coordinates, local
+from opmatrix.parallel.train.learned_arrays import Bucket
+from opmatrix.parallel.train.requested_steps import TrainPlan
+from opmatrix.parallel.train.stage_chunks import StageChunk
 
 PHASES: tuple[PassPhase, ...] = ("forward", "kept", "again", "backward")
 OftenCrossed: TypeAlias = tuple[int, Crossing]              # how often, and what

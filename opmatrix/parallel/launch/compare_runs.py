@@ -7,20 +7,20 @@ from typing import TypeAlias
 
 import numpy as np
 
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Launched
-from opmatrix.launching.prepared import Prepared
-from opmatrix.launching.tallies import Tally, tallies, train_tallies
-from opmatrix.launching.train_runs import decode_plan, made_tokens, mean_losses, train_plan
-from opmatrix.partitions.plan import Partition, partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.asked_steps import USUAL, TrainPlan
-from opmatrix.stepping.train_ranks import train_virtual
+from opmatrix.parallel.launch.counters import Tally, tallies, train_tallies
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Launched
+from opmatrix.parallel.launch.prepared import Prepared
+from opmatrix.parallel.launch.train_runs import decode_plan, made_tokens, mean_losses, train_plan
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition, partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.requested_steps import USUAL, TrainPlan
+from opmatrix.parallel.train.train_ranks import train_virtual
 
 RunVerdict: TypeAlias = tuple[list[Tally], float | None, list[str]]         # counts, how far from one rank, lines
 Judge: TypeAlias = Callable[[Launched, bool], RunVerdict]

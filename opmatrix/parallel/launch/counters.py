@@ -6,12 +6,12 @@ from typing import NamedTuple, TypeAlias
 
 import sympy
 
-from opmatrix.partitions.booked import NONE, Crossing
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import Meter
-from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.asked_steps import TrainPlan
-from opmatrix.stepping.train_formulas import step_crossings, step_flops, step_peak
+from opmatrix.parallel.cost.train_formulas import step_crossings, step_flops, step_peak
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.sharding.cost_formulas import NONE, Crossing
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.train.requested_steps import TrainPlan
 
 StageCrossings: TypeAlias = Callable[[int], Iterable[tuple[int, Crossing]]]      # how often, and what, of a stage
 NUMBER_BYTES = 8                                            # bytes of a float64

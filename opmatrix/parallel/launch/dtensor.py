@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from opmatrix.algebra.batch.traced import MATRIX_AXES
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.plan import FactorGroup, Partition
-from opmatrix.split.axis_states import Bounds, Cut
-from opmatrix.split.placement import Placement
-from opmatrix.split.traced import MATRIX_AXES
+from opmatrix.parallel.sharding.axis_states import Bounds, Cut
+from opmatrix.parallel.sharding.partition import FactorGroup, Partition
+from opmatrix.parallel.sharding.placement import Placement
 
 PiecesByAxis: TypeAlias = dict[str, list[Bounds]]           # from where to where each rank of an axis holds
 

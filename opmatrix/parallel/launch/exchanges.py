@@ -10,14 +10,14 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.launching.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
-from opmatrix.partitions.booked import PAIR
-from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece
-from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import COUNTED, POSTED, group_of, pieces_of
-from opmatrix.split.axis_states import bounds
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.launch.headings import ArrayShape, Checking, Heading, RanksFailed, length_of
+from opmatrix.parallel.ranks.ranks import Message, Meter
+from opmatrix.parallel.ranks.virtual import COUNTED, POSTED, group_of, pieces_of
+from opmatrix.parallel.sharding.axis_states import bounds
+from opmatrix.parallel.sharding.carrier_pieces import AXES, Carriers, cut_piece
+from opmatrix.parallel.sharding.cost_formulas import PAIR
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.placement import Coordinates
 
 RankVectors: TypeAlias = Mapping[int, Numeric]              # by rank
 NOTHING = np.zeros(0)

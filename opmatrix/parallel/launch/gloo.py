@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from opmatrix.launching.exchanges import RankVectors
-from opmatrix.launching.headings import RanksFailed
-from opmatrix.launching.pipes import LOOPBACK
+from opmatrix.parallel.launch.exchanges import RankVectors
+from opmatrix.parallel.launch.headings import RanksFailed
+from opmatrix.parallel.launch.pipes import LOOPBACK
 
 dist: Any = import_module("torch.distributed")              # names that it does not say that it exports
 PATIENCE = timedelta(days=1)                                # who hangs is found by the launcher, which sees all ranks

@@ -11,10 +11,10 @@ from zlib import crc32
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.partitions.carrier_pieces import AXES
-from opmatrix.partitions.ranks import Message
-from opmatrix.partitions.virtual import MERGES, POSTED, STEPS
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.ranks.ranks import Message
+from opmatrix.parallel.ranks.virtual import MERGES, POSTED, STEPS
+from opmatrix.parallel.sharding.carrier_pieces import AXES
+from opmatrix.parallel.sharding.mesh import Mesh
 
 OPERATIONS = *MERGES, *POSTED, *POSTED.values()
 SAME_SHAPES = "all_reduce", "reduce_scatter"                # all ranks hand over the same shapes

@@ -11,16 +11,16 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.term import Operator
+from opmatrix.autodiff.learning import TARGETS, cross_entropy
 from opmatrix.models import build, head, layout
 from opmatrix.models.config import ArraySource, Settings
-from opmatrix.partitions.factor_chain import chain, layers
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition, partition
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.stepping.asked_steps import TrainAsked
-from opmatrix.training.learning import TARGETS, cross_entropy
-from opmatrix.training.timed_step import cut_batch, mesh_of_chunks
+from opmatrix.parallel.cost.timed_step import cut_batch, mesh_of_chunks
+from opmatrix.parallel.sharding.factor_chain import chain, layers
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition, partition
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.train.requested_steps import TrainAsked
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,15 @@ from typing import Any, Self
 from formats.core.errors import InputError
 from formats.disk.own_python import PythonChild, child_of_module
 from opmatrix.algebra.data import Numeric
-from opmatrix.launching.headings import RanksFailed
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.pipes import LOOPBACK, Note, read_note
-from opmatrix.launching.prepared import Moment
-from opmatrix.partitions.booked import CROSSED
-from opmatrix.partitions.ranks import Meter
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.launch.headings import RanksFailed
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.pipes import LOOPBACK, Note, read_note
+from opmatrix.parallel.launch.prepared import Moment
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.sharding.cost_formulas import CROSSED
+from opmatrix.parallel.sharding.placement import Coordinates
 
-WORKER = "opmatrix.launching.worker"
+WORKER = "opmatrix.parallel.launch.worker"
 STARTING = 120.0                                            # seconds that ranks may take to import and meet
 SLEPT = 2.0                                                 # seconds between two looks that nothing explains
 AFTERMATH = 1.0                                             # seconds in which who was lost says why

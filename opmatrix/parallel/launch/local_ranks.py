@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from opmatrix.launching.jobs import Job
 from opmatrix.models.config import Settings
-from opmatrix.split.mesh import Mesh, usual_mesh
-from opmatrix.strategies.plans import PlanChoice, StrategyPlan, plan
-from opmatrix.strategies.rank_rates import LOCAL_NUMBER, RankRates, rank_rates
-from opmatrix.strategies.stage_times import schedule_of
-from opmatrix.training.timed_step import RECOMPUTED
+from opmatrix.parallel.cost.timed_step import RECOMPUTED
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.rank_rates import LOCAL_NUMBER, RankRates, rank_rates
+from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan, plan
+from opmatrix.parallel.search.stage_times import schedule_of
+from opmatrix.parallel.sharding.mesh import Mesh, usual_mesh
 
 LOCAL = "local"
 

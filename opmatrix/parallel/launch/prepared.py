@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.launching.exchanges import Crossings, NotFinite
-from opmatrix.launching.jobs import Job
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import Ran, assembled, factor_by_factor, last_stage, rank, run_ranks
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.launch.exchanges import Crossings, NotFinite
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.ranks.ranks import Message, Meter
+from opmatrix.parallel.ranks.virtual import Ran, assembled, factor_by_factor, last_stage, rank, run_ranks
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates
 
 
 class Moment(NamedTuple):

@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formats.host.threads import available, single_blas
+from formats.machine.collectives import wire_bytes
 from formats.machine.datasheets import BYTES, Datasheet
+from formats.machine.links import Link
 from formats.machine.peaks import best
-from formats.machine.threads import available, single_blas
-from formats.network.collectives import wire_bytes
-from formats.network.links import Link
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.launcher import Launched, Ranks
-from opmatrix.launching.tallies import NUMBER_BYTES
-from opmatrix.launching.train_runs import train_plan
 from opmatrix.models.config import Settings
-from opmatrix.partitions.ranks import Meter
-from opmatrix.planner.constants import Constants
-from opmatrix.planner.layer_work import model_work
-from opmatrix.planner.step_parts import Setting, step_parts, sum_parts
-from opmatrix.planner.strategies import Strategy
-from opmatrix.stepping.train_ranks import TrainingRank
+from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.layer_work import model_work
+from opmatrix.parallel.cost.step_parts import Setting, step_parts, sum_parts
+from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.launch.counters import NUMBER_BYTES
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.launcher import Launched, Ranks
+from opmatrix.parallel.launch.train_runs import train_plan
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.train.train_ranks import TrainingRank
 
 SIDE, LAYERS, TIMED_STEPS, VOCABULARY = 512, 2, 5, 64
 TINY_HEADS, WIDE_HEADS = (4, 4), (64, 64)                   # columns of a head, tokens of a sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from opmatrix.display import timeline
-from opmatrix.launching.prepared import Moment
-from opmatrix.partitions.virtual import STEPS
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.launch.prepared import Moment
+from opmatrix.parallel.ranks.virtual import STEPS
+from opmatrix.parallel.sharding.placement import Coordinates
 
 PICTURE_WIDTH, ROW_HIGH, INSET, ABOVE = 1000, 26, 90, 30           # of the picture, in its pixels
 COLOURS = {"compute": "#4878a8", "give": "#8c6bb1", "take": "#8c6bb1"}

@@ -1,4 +1,4 @@
-"""Steps of training, and tokens one by one, over a wire: ranks drive the generators of `opmatrix.stepping`."""
+"""Steps of training, and tokens one by one, over a wire: ranks drive the generators of `opmatrix.parallel.train`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.term import Operator
-from opmatrix.launching.exchanges import Crossings, NotFinite
-from opmatrix.launching.jobs import Job
-from opmatrix.launching.prepared import Moment, PreparedRun, follow
-from opmatrix.partitions.ranks import Meter
-from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.asked_steps import TrainAsked, TrainPlan
-from opmatrix.stepping.decode_ranks import DecodePlan, DecodingRank, known_tokens
-from opmatrix.stepping.train_ranks import LossNotFinite, TrainingRank
+from opmatrix.parallel.launch.exchanges import Crossings, NotFinite
+from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.prepared import Moment, PreparedRun, follow
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.train.decode_ranks import DecodePlan, DecodingRank, known_tokens
+from opmatrix.parallel.train.requested_steps import TrainAsked, TrainPlan
+from opmatrix.parallel.train.train_ranks import LossNotFinite, TrainingRank
 
 
 def train_plan(job: Job, model: Operator | None = None) -> TrainPlan:

@@ -1,5 +1,5 @@
-"""One rank as a process: `python -m opmatrix.launching.worker`, which the launcher starts. It reads jobs, each a line
-of JSON, and ends when nobody writes any more."""
+"""One rank as a process: `python -m opmatrix.parallel.launch.worker`, which the launcher starts. It reads jobs, each a
+line of JSON, and ends when nobody writes any more."""
 from __future__ import annotations
 
 import json
@@ -15,11 +15,11 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
-from opmatrix.launching.exchanges import Crossings
-from opmatrix.launching.headings import Heading, RanksFailed
-from opmatrix.launching.pipes import NoteWriter
-from opmatrix.partitions.booked import CROSSED
-from opmatrix.partitions.ranks import Meter
+from opmatrix.parallel.launch.exchanges import Crossings
+from opmatrix.parallel.launch.headings import Heading, RanksFailed
+from opmatrix.parallel.launch.pipes import NoteWriter
+from opmatrix.parallel.ranks.ranks import Meter
+from opmatrix.parallel.sharding.cost_formulas import CROSSED
 
 OPENING = "opens the model"
 BEAT = 0.2                                                  # seconds between two signs of life
@@ -54,7 +54,7 @@ class Worker:
         """Meets the other ranks, then does jobs."""
         given = json.loads(self.lines.get())
         self.at = "meets others"
-        from opmatrix.launching.gloo import GlooWire, Meeting
+        from opmatrix.parallel.launch.gloo import GlooWire, Meeting
         rank, wire = int(given["rank"]), GlooWire(Meeting(**given))
         self.notes.send("ready")
         while True:
@@ -62,9 +62,9 @@ class Worker:
             self.work(json.loads(self.lines.get()), rank, wire)
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
-        from opmatrix.launching.jobs import Job
-        from opmatrix.launching.prepared import Moment
-        from opmatrix.launching.train_runs import run_of
+        from opmatrix.parallel.launch.jobs import Job
+        from opmatrix.parallel.launch.prepared import Moment
+        from opmatrix.parallel.launch.train_runs import run_of
         self.at = OPENING
         job = Job.read(asked)
         place = [*job.mesh.places()][rank]

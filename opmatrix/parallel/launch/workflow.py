@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import sympy
 
-from opmatrix.partitions.booked import Booked
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.placement import Coordinates
+from opmatrix.parallel.sharding.cost_formulas import Booked
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates
 
 RankValue: TypeAlias = tuple[int, int, int]                 # rank, factor, step
 ZERO = sympy.Integer(0)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.asked_rows import live_lines
-from opmatrix.partitions.feeds import Feed
-from opmatrix.split.carrying import contracts
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Coordinates, Placement
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.moe_rows import live_lines
+from opmatrix.parallel.sharding.placement import Coordinates, Placement
+from opmatrix.parallel.sharding.redistribute import RankStep
 
 ByExpert: TypeAlias = tuple[Numeric, ...]                   # an array of rows for each expert, or for each and sender
 AskedExperts: TypeAlias = NDArray[np.bool_]                        # rows x experts

@@ -9,27 +9,27 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.relations import Relation, Sparse
+from opmatrix.algebra.batch.traced import sliced_at
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.oracles import DenseReading, reduced
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.asked_experts import AskingRank, ByExpert
-from opmatrix.partitions.booked import stored_arrays, stored_dims, stored_key
-from opmatrix.partitions.carrier_pieces import Carriers, cut_piece, each_of, unit_size
-from opmatrix.partitions.feeds import Feed, OneHot, window
-from opmatrix.partitions.related import HeldRows, dense_window, locate, merge_entries, pick_held
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation, Sparse
-from opmatrix.split.asking import ASKED
-from opmatrix.split.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
-from opmatrix.split.carrying import contracts
-from opmatrix.split.haloed import named_rows, own_rows, part_of_relation
-from opmatrix.split.mesh import HOST, Mesh
-from opmatrix.split.moving import RankStep, last_reads
-from opmatrix.split.placement import Coordinates, Placement, found_at
-from opmatrix.split.traced import sliced_at
-from opmatrix.split.visible import seen_blocks, sent_blocks, visibility
+from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
+from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held
+from opmatrix.parallel.sharding.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
+from opmatrix.parallel.sharding.block_mask import seen_blocks, sent_blocks, visibility
+from opmatrix.parallel.sharding.carrier_pieces import Carriers, cut_piece, each_of, unit_size
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.cost_formulas import stored_arrays, stored_dims, stored_key
+from opmatrix.parallel.sharding.feeds import Feed, OneHot, window
+from opmatrix.parallel.sharding.haloed import named_rows, own_rows, part_of_relation
+from opmatrix.parallel.sharding.mesh import HOST, Mesh
+from opmatrix.parallel.sharding.moe_dispatch import ASKED
+from opmatrix.parallel.sharding.placement import Coordinates, Placement, found_at
+from opmatrix.parallel.sharding.redistribute import RankStep, last_reads
 
 Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 

@@ -7,10 +7,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.relations import Sparse
-from opmatrix.split.axis_states import widths
+from opmatrix.parallel.sharding.axis_states import widths
 
 HeldRows: TypeAlias = NDArray[np.int64]                          # which rows of a whole value a rank has, ascending
 

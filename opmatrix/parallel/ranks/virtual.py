@@ -12,16 +12,16 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.partitions.booked import PAIR
-from opmatrix.partitions.carrier_pieces import AXES, Carriers, cut_piece, each_of
-from opmatrix.partitions.feeds import Feed, window
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.ranks import Message, Meter, Rank, count_held
-from opmatrix.split.axis_states import Cut, bounds
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Coordinates, found_at
-from opmatrix.split.spreading import Split
+from opmatrix.parallel.ranks.ranks import Message, Meter, Rank, count_held
+from opmatrix.parallel.sharding.axis_states import Cut, bounds
+from opmatrix.parallel.sharding.carrier_pieces import AXES, Carriers, cut_piece, each_of
+from opmatrix.parallel.sharding.cost_formulas import PAIR
+from opmatrix.parallel.sharding.feeds import Feed, window
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates, found_at
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.sharding.spreading import Split
 
 STEPS = 100_000                                             # more than a factor has
 POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for who takes it

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.microbatches.chains import alternating
-from opmatrix.microbatches.tasks import TaskGraph, alone
+from opmatrix.parallel.schedules.chains import alternating
+from opmatrix.parallel.schedules.tasks import TaskGraph, alone
 
 
 def branching(reads: Mapping[str, Sequence[str]], micro_batches: int) -> TaskGraph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from opmatrix.microbatches.tasks import Task, TaskGraph, alone, in_a_row
+from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 
 def forward_first(stages: int, micro_batches: int) -> TaskGraph:

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import count
 
 from formats.core.errors import InputError
-from opmatrix.microbatches.tasks import Pass, Slot, Task, TaskGraph
+from opmatrix.parallel.schedules.tasks import Pass, Slot, Task, TaskGraph
 
 
 def both_ways(stages: int, micro_batches: int) -> TaskGraph:

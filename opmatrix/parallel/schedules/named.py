@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import sympy
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.microbatches.both_ways import both_ways
-from opmatrix.microbatches.bubbles import CLOSED, ClosedForm
-from opmatrix.microbatches.chains import deferred, forward_first, interleaved, one_by_one
-from opmatrix.microbatches.tasks import TaskGraph
+from opmatrix.parallel.schedules.bubbles import CLOSED, ClosedForm
+from opmatrix.parallel.schedules.chains import deferred, forward_first, interleaved, one_by_one
+from opmatrix.parallel.schedules.dualpipe import both_ways
+from opmatrix.parallel.schedules.tasks import TaskGraph
 
 MOST_TASKS = 2_000_000                                      # of a pipeline, so that nobody waits long
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar
-from opmatrix.microbatches.tasks import Task, TaskGraph
+from opmatrix.parallel.schedules.tasks import Task, TaskGraph
 
 Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from a stage to another
 

@@ -10,9 +10,9 @@ import sympy
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.microbatches.simulated import ChunkWork, simulate
-from opmatrix.microbatches.tasks import TaskGraph
-from opmatrix.split.axis_states import Largest
+from opmatrix.parallel.schedules.simulated import ChunkWork, simulate
+from opmatrix.parallel.schedules.tasks import TaskGraph
+from opmatrix.parallel.sharding.axis_states import Largest
 
 KINDS = 4                                                   # of stages, at most: first, two bodies, last
 HANDFUL = 32                                                    # ways that are not worth a linear program

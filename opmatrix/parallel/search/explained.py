@@ -13,10 +13,10 @@ import numpy as np
 
 from formats.machine.datasheets import Datasheet
 from opmatrix.display.tables import table
-from opmatrix.planner.constants import CONSTANTS_FILE, Constants, load_constants
-from opmatrix.strategies.plans import PlanChoice, StrategyPlan
-from opmatrix.strategies.strategy_search import SIZE_NAMES
-from opmatrix.strategies.tapes import UFUNCS, CompiledTape, Tape, TracedColumn
+from opmatrix.parallel.cost.constants import CONSTANTS_FILE, Constants, load_constants
+from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan
+from opmatrix.parallel.search.strategy_search import SIZE_NAMES
+from opmatrix.parallel.search.tapes import UFUNCS, CompiledTape, Tape, TracedColumn
 
 WRITTEN_BETWEEN = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 WRITTEN_AS = {"maximum": "max", "minimum": "min"}

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.planner.strategies import RECOMPUTES, SCHEDULES, RecomputeKind
-from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns
+from opmatrix.parallel.cost.strategies import RECOMPUTES, SCHEDULES, RecomputeKind
+from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
 # axes by where their ranks lie, the nearest first; tensor ranks meet in every layer and lie nearest in all of them

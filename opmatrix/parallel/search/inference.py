@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from opmatrix.planner.layer_work import LayerWork
-from opmatrix.planner.memory_parts import whole_bytes
-from opmatrix.planner.prediction import Prediction
-from opmatrix.planner.quantities import Quantity, add_all, least, step_at
-from opmatrix.planner.step_parts import (
+from opmatrix.parallel.cost.layer_work import LayerWork
+from opmatrix.parallel.cost.memory_parts import whole_bytes
+from opmatrix.parallel.cost.prediction import Prediction
+from opmatrix.parallel.cost.quantities import Quantity, add_all, least, step_at
+from opmatrix.parallel.cost.step_parts import (
     PartSeconds,
     Setting,
     add_parts,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.models import normalise_config
 from opmatrix.models.config import Settings
-from opmatrix.planner.expert_work import count_experts
+from opmatrix.parallel.cost.expert_work import count_experts
 
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 Axes: TypeAlias = "tuple[int, int, int, int]"               # dp, tp, pp, cp

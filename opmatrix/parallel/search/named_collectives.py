@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from opmatrix.planner.level_seconds import TREES, units_of
-from opmatrix.planner.step_parts import Setting
-from opmatrix.strategies.plans import PlanChoice
+from opmatrix.parallel.cost.level_seconds import TREES, units_of
+from opmatrix.parallel.cost.step_parts import Setting
+from opmatrix.parallel.search.plans import PlanChoice
 
 ALGORITHMS = {"all_to_all": "in pairs", "send": "to the next"}          # others go round a ring
 

@@ -9,10 +9,10 @@ from itertools import groupby
 
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
-from opmatrix.strategies.inference import next_token_seconds
-from opmatrix.strategies.named_collectives import named_collectives
-from opmatrix.strategies.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
-from opmatrix.strategies.stage_times import StageCut, best_cut, run_stages
+from opmatrix.parallel.search.inference import next_token_seconds
+from opmatrix.parallel.search.named_collectives import named_collectives
+from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
+from opmatrix.parallel.search.stage_times import StageCut, best_cut, run_stages
 
 GIGA = 1e9
 RUN = 3                                                     # strategies whose pipelines are run task by task

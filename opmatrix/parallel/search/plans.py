@@ -13,11 +13,11 @@ from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
-from opmatrix.planner.constants import Constants
-from opmatrix.planner.layer_work import ModelWork
-from opmatrix.planner.prediction import Prediction, check_linked
-from opmatrix.strategies.forms import StrategyForm
-from opmatrix.strategies.strategy_search import FoundStrategies, PlanQuestion, search_strategies
+from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.layer_work import ModelWork
+from opmatrix.parallel.cost.prediction import Prediction, check_linked
+from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 BEST_KEPT = 10
 CARBON = 473.0                                              # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
@@ -111,7 +111,7 @@ class StrategyPlan:
             yield what, low, high
 
     def __str__(self) -> str:
-        text: str = body("strategies.plan_text.plan_text")(self)
+        text: str = body("parallel.search.plan_text.plan_text")(self)
         return text
 
 

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import write_timeline
-from opmatrix.microbatches.named import pipeline_tasks
-from opmatrix.microbatches.simulated import ChunkWork, Simulated, bars_of, simulate
-from opmatrix.planner.layer_work import LayerWork
-from opmatrix.planner.memory_parts import allocatable, kept_bytes, state_bytes
-from opmatrix.planner.step_parts import (
+from opmatrix.parallel.cost.layer_work import LayerWork
+from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, state_bytes
+from opmatrix.parallel.cost.step_parts import (
     Setting,
     layer_parts,
     learning_seconds,
@@ -22,10 +20,12 @@ from opmatrix.planner.step_parts import (
     send_parts,
     sum_parts,
 )
-from opmatrix.planner.strategies import RECOMPUTES, RecomputeKind
-from opmatrix.split.axis_states import bounds
-from opmatrix.strategies.plans import PlanChoice
-from opmatrix.strategies.uneven_cuts import LayerWays, cut_stages
+from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
+from opmatrix.parallel.schedules.named import pipeline_tasks
+from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
+from opmatrix.parallel.search.plans import PlanChoice
+from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
+from opmatrix.parallel.sharding.axis_states import bounds
 
 MOST_TASKS = 20_000                                         # of a pipeline that is run
 DRAWN = 16_000                                              # tasks of a picture

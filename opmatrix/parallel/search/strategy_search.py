@@ -15,15 +15,15 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
-from opmatrix.planner.constants import Constants, load_constants
-from opmatrix.planner.layer_work import ModelWork, model_work
-from opmatrix.planner.prediction import Prediction, predict_step
-from opmatrix.planner.step_parts import PartSeconds, Setting
-from opmatrix.planner.strategies import Strategy
-from opmatrix.strategies.forms import ORDERS, STRATEGY_FORMS, FormMasks, StrategyForm
-from opmatrix.strategies.inference import predict_forward
-from opmatrix.strategies.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
-from opmatrix.strategies.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
+from opmatrix.parallel.cost.constants import Constants, load_constants
+from opmatrix.parallel.cost.layer_work import ModelWork, model_work
+from opmatrix.parallel.cost.prediction import Prediction, predict_step
+from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
+from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.search.forms import ORDERS, STRATEGY_FORMS, FormMasks, StrategyForm
+from opmatrix.parallel.search.inference import predict_forward
+from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
+from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
 

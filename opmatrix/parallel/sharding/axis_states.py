@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import LiveSize, as_int
-from opmatrix.relations import Relation
 
 Role: TypeAlias = Literal["batch", "heads", "rows", "cols"]
 ROLES: tuple[Role, ...] = ("batch", "heads", "rows", "cols")         # the dimensions of a value, in order

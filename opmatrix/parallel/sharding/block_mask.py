@@ -6,9 +6,9 @@ from functools import lru_cache
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.positions.patterns import FAR, Pattern, Positions
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.patterns import FAR, Pattern, Positions
-from opmatrix.split.axis_states import all_bounds
+from opmatrix.parallel.sharding.axis_states import all_bounds
 
 PROBED_TOKENS = 4, 12                                              # tokens a rank, where their number is a symbol
 RANKS = 256                                                 # of a ring: blocks are pairs of them

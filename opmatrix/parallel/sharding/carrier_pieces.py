@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from opmatrix.algebra.data import Numeric
-from opmatrix.split.axis_states import Cut, Dims
+from opmatrix.parallel.sharding.axis_states import Cut, Dims
 
 Carriers: TypeAlias = tuple[Numeric, ...]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
+from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.split.traced import Operation
 
 
 def contracts(matrix: Operator) -> bool:

@@ -1,5 +1,5 @@
 """What steps cost, as formulas: operations, what crosses, what is stored and what is held at most. They are exact for
-any cut: `Piece` (opmatrix/split/axis_states.py) is what a rank holds."""
+any cut: `Piece` (opmatrix/parallel/sharding/axis_states.py) is what a rank holds."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,15 +11,24 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.partitions.asked_rows import AskedRows
-from opmatrix.split.asking import ASKED
-from opmatrix.split.axis_states import AxisState, Cut, Dims, Largest, Needed, Partial, carried_columns, piece
-from opmatrix.split.carrying import contracts
-from opmatrix.split.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
-from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.moving import TURNED_ROLES, RankStep, last_reads
-from opmatrix.split.placement import Placement, local
-from opmatrix.split.visible import seen_blocks, sees_all, sent_blocks
+from opmatrix.parallel.sharding.axis_states import (
+    AxisState,
+    Cut,
+    Dims,
+    Largest,
+    Needed,
+    Partial,
+    carried_columns,
+    piece,
+)
+from opmatrix.parallel.sharding.block_mask import seen_blocks, sees_all, sent_blocks
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
+from opmatrix.parallel.sharding.mesh import Axis, Mesh
+from opmatrix.parallel.sharding.moe_dispatch import ASKED
+from opmatrix.parallel.sharding.moe_rows import AskedRows
+from opmatrix.parallel.sharding.placement import Placement, local
+from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, RankStep, last_reads
 
 CROSSED = "payload", "wire", "messages"                     # what of a crossing is a formula, and is counted
 PAIR = 2                                                    # ranks that merge all that both have

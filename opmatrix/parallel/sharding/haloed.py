@@ -10,9 +10,9 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.relations import Relation, Sparse
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.relations import Relation, Sparse
-from opmatrix.split.axis_states import Bounds, bounds
+from opmatrix.parallel.sharding.axis_states import Bounds, bounds
 
 Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # of rows or cols, between so many ranks, at a coordinate
 HALO_ROWS, COLS = "rows", "cols"

@@ -13,7 +13,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.shapes import LiveSize, size
-from opmatrix.split.axis_states import Coordinate, Role
+from opmatrix.parallel.sharding.axis_states import Coordinate, Role
 
 Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
-from opmatrix.split.axis_states import AxisState, Cut, Dims
-from opmatrix.split.mesh import Axis, nearest_divisor
-from opmatrix.split.mixtures import BodyStates, Mixture, cut_body, stacks
-from opmatrix.split.moving import Ground, RankStep
-from opmatrix.split.placement import Placement, pass_rule, role_of
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims
+from opmatrix.parallel.sharding.mesh import Axis, nearest_divisor
+from opmatrix.parallel.sharding.moe_layers import BodyStates, Mixture, cut_body, stacks
+from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
+from opmatrix.parallel.sharding.redistribute import Ground, RankStep
 
 # rows to nodes, to experts, through them, and back
 ASKED = "visit", "dispatch", "answer", "combine", "leave"

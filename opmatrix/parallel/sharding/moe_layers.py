@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int, certain, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.split.axis_states import AxisState, Cut, Partial
-from opmatrix.split.carrying import Cuttable, contracts
-from opmatrix.split.traced import Operation
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial
+from opmatrix.parallel.sharding.carrying import Cuttable, contracts
 
 
 class Mixture(NamedTuple):

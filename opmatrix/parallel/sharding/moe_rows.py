@@ -10,12 +10,12 @@ from typing import NamedTuple
 import sympy
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.asking import ASKED
-from opmatrix.split.axis_states import Coordinate, Dims, Largest, Piece, even
-from opmatrix.split.carrying import contracts
-from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.moving import RankStep, last_reads
-from opmatrix.split.placement import local
+from opmatrix.parallel.sharding.axis_states import Coordinate, Dims, Largest, Piece, even
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.mesh import Axis, Mesh
+from opmatrix.parallel.sharding.moe_dispatch import ASKED
+from opmatrix.parallel.sharding.placement import local
+from opmatrix.parallel.sharding.redistribute import RankStep, last_reads
 
 SENDING = "visit", "dispatch", "mixture_back"                        # steps that take rows and their gate
 ZERO_SUM = sympy.Integer(0)

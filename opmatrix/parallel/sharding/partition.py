@@ -18,15 +18,15 @@ from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.partitions.booked import Booked, Crossing, add_up, gathers
-from opmatrix.partitions.factor_chain import Factor, chain, cut_stages
-from opmatrix.split.axis_states import Dims, piece
-from opmatrix.split.carrying import asked_of
-from opmatrix.split.haloed import FromRelation
-from opmatrix.split.mesh import HOST, Mesh
-from opmatrix.split.moving import BatchSizes
-from opmatrix.split.placement import local
-from opmatrix.split.spreading import Split
+from opmatrix.parallel.sharding.axis_states import Dims, piece
+from opmatrix.parallel.sharding.carrying import asked_of
+from opmatrix.parallel.sharding.cost_formulas import Booked, Crossing, add_up, gathers
+from opmatrix.parallel.sharding.factor_chain import Factor, chain, cut_stages
+from opmatrix.parallel.sharding.haloed import FromRelation
+from opmatrix.parallel.sharding.mesh import HOST, Mesh
+from opmatrix.parallel.sharding.placement import local
+from opmatrix.parallel.sharding.redistribute import BatchSizes
+from opmatrix.parallel.sharding.spreading import Split
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Partition:
                      last=known.last, routed=routed)
 
     def formulas(self, stage: int = 0, **how: Any) -> Any:
-        """The formulas of the busiest rank of a stage, as `opmatrix.partitions.formulas.Formulas`: `how` says number
+        """The formulas of the busiest rank of a stage, as `opmatrix.parallel.cost.formulas.Formulas`: `how` says number
         types, storage of weights, training."""
-        return body("partitions.formulas.Formulas")(self, stage, **how)
+        return body("parallel.cost.formulas.Formulas")(self, stage, **how)
 
-    def __str__(self) -> str: return str(body("partitions.overview.Overview")(self).text())
+    def __str__(self) -> str: return str(body("parallel.cost.overview.Overview")(self).text())
 
     def _repr_html_(self) -> str: return str(body("display.shown.partition_html")(self))
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, piece
-from opmatrix.split.haloed import HALO_ROWS, NamedRows
-from opmatrix.split.mesh import Mesh
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, piece
+from opmatrix.parallel.sharding.haloed import HALO_ROWS, NamedRows
+from opmatrix.parallel.sharding.mesh import Mesh
 
 Coordinates: TypeAlias = tuple[int, ...]                    # of a rank, by the axes of a mesh
 

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.relations import GIVEN as GIVEN_RELATIONS
+from opmatrix.algebra.batch.relations import Relation, Sparse, of_sentences
+from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size, space
 from opmatrix.algebra.term import Operator
-from opmatrix.relations import GIVEN as GIVEN_RELATIONS
-from opmatrix.relations import Relation, Sparse, of_sentences
-from opmatrix.split.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, describe
-from opmatrix.split.carrying import Cuttable, Grain
-from opmatrix.split.mesh import Axis, Mesh
-from opmatrix.split.placement import Placement, pass_rule, role_of
-from opmatrix.split.traced import Operation
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, describe
+from opmatrix.parallel.sharding.carrying import Cuttable, Grain
+from opmatrix.parallel.sharding.mesh import Axis, Mesh
+from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
 
 KNOWN_WHOLE = "given", "related", "by_distance"                   # what every rank knows whole, whatever was computed
 GIVEN = "input", *KNOWN_WHOLE, "entered"                          # what the batch gives

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opmatrix.patterns import Pattern
-from opmatrix.split.axis_states import Cut, Dims, mergeable
-from opmatrix.split.carrying import Grain
-from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import Ground, RankStep, WaitingScores, heads_for_rows
-from opmatrix.split.placement import Placement, product_rules
-from opmatrix.split.relating import attend_entries, begin_scores, compute_scores, score_rows
-from opmatrix.split.traced import Operation
-from opmatrix.split.visible import seen_blocks
+from opmatrix.algebra.batch.traced import Operation
+from opmatrix.algebra.positions.patterns import Pattern
+from opmatrix.parallel.sharding.axis_states import Cut, Dims, mergeable
+from opmatrix.parallel.sharding.block_mask import seen_blocks
+from opmatrix.parallel.sharding.carrying import Grain
+from opmatrix.parallel.sharding.mesh import Axis
+from opmatrix.parallel.sharding.placement import Placement, product_rules
+from opmatrix.parallel.sharding.redistribute import Ground, RankStep, WaitingScores, heads_for_rows
+from opmatrix.parallel.sharding.relating import attend_entries, begin_scores, compute_scores, score_rows
 
 
 def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.oracles import reduced
 from opmatrix.algebra.shapes import divides
-from opmatrix.split.axis_states import AxisState, Cut, Partial, mergeable
-from opmatrix.split.carrying import contracts, divisible
-from opmatrix.split.mesh import Axis
-from opmatrix.split.moving import TURNED_ROLES, Ground, Ruling, SplitRule, heads_for_rows
-from opmatrix.split.placement import pass_rule, role_of
-from opmatrix.split.relating import picked_rows, related_product
-from opmatrix.split.traced import Operation
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial, mergeable
+from opmatrix.parallel.sharding.carrying import contracts, divisible
+from opmatrix.parallel.sharding.mesh import Axis
+from opmatrix.parallel.sharding.placement import pass_rule, role_of
+from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, Ruling, SplitRule, heads_for_rows
+from opmatrix.parallel.sharding.relating import picked_rows, related_product
 
 RULES: dict[str, SplitRule] = {}
 

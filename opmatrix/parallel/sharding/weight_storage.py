@@ -15,8 +15,8 @@ from formats.core.sizes import n, nnz, p
 from formats.machine.datasheets import BYTES
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Coordinate, Dims, even
+from opmatrix.parallel.sharding.axis_states import Coordinate, Dims, even
+from opmatrix.parallel.sharding.partition import Partition
 
 PROBED_SIZES = 4096, 8192
 PLAIN_NUMBERS = {name: int(BYTES[name]) for name in ("float32", "bf16", "float16", "int8")}     # bytes of one

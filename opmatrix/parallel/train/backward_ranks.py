@@ -13,24 +13,24 @@ import sympy
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.positions.visibility import shares_of
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.booked import CROSSED, Crossing, add_up
-from opmatrix.partitions.carrier_pieces import Carriers
-from opmatrix.partitions.feeds import Feed, OneHot
-from opmatrix.partitions.ranks import Held, Message, Meter, Rank, count_held
-from opmatrix.partitions.virtual import assembled, drive
-from opmatrix.split.axis_states import Cut, bounds, piece
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes, RankStep, last_reads
-from opmatrix.split.placement import Coordinates, Placement, copy_holders
-from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.expert_gradients import ExpertGradients
-from opmatrix.training.keeping import Keep
-from opmatrix.training.line_readings import COTANGENT
-from opmatrix.training.pullback import assembled_gradients, pullback
-from opmatrix.training.step_costs import BACKWARD, BackwardBooked, GradientBucket
-from opmatrix.visibility import shares_of
+from opmatrix.autodiff.checkpoint_policy import Keep
+from opmatrix.autodiff.line_readings import COTANGENT
+from opmatrix.autodiff.pullback import assembled_gradients, pullback
+from opmatrix.parallel.cost.step_costs import BACKWARD, BackwardBooked, GradientBucket
+from opmatrix.parallel.ranks.ranks import Held, Message, Meter, Rank, count_held
+from opmatrix.parallel.ranks.virtual import assembled, drive
+from opmatrix.parallel.sharding.axis_states import Cut, bounds, piece
+from opmatrix.parallel.sharding.carrier_pieces import Carriers
+from opmatrix.parallel.sharding.cost_formulas import CROSSED, Crossing, add_up
+from opmatrix.parallel.sharding.feeds import Feed, OneHot
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.placement import Coordinates, Placement, copy_holders
+from opmatrix.parallel.sharding.redistribute import BatchSizes, RankStep, last_reads
+from opmatrix.parallel.train.backward_split import BackwardSplit
+from opmatrix.parallel.train.moe_gradients import ExpertGradients
 
 REDUCTIONS = 1_000_000                                      # of gradients, told from the steps of values
 

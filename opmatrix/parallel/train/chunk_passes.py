@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import WAITING, Held, Message, Meter, count_held
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.drop_masks import DropMasks
-from opmatrix.stepping.stage_chunks import Lives, StageChunk
-from opmatrix.training.backward_ranks import BackwardRank
-from opmatrix.training.expert_gradients import BACK
-from opmatrix.training.line_readings import COTANGENT
+from opmatrix.autodiff.line_readings import COTANGENT
+from opmatrix.parallel.ranks.ranks import WAITING, Held, Message, Meter, count_held
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.train.backward_ranks import BackwardRank
+from opmatrix.parallel.train.drop_masks import DropMasks
+from opmatrix.parallel.train.moe_gradients import BACK
+from opmatrix.parallel.train.stage_chunks import Lives, StageChunk
 
 NO_NUMBERS = np.zeros(0)
 

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.positions.patterns import Pattern, parse
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition, partition
-from opmatrix.partitions.ranks import Held, Message, Meter, Rank
-from opmatrix.partitions.virtual import drive, rank, with_mesh_axes
-from opmatrix.patterns import Pattern, parse
-from opmatrix.pipelines.cached import CAUSAL
-from opmatrix.relations import Sparse
-from opmatrix.split.axis_states import Cut
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.moving import BatchSizes, RankStep
-from opmatrix.split.placement import Coordinates, found_at
-from opmatrix.split.spreading import Split
-from opmatrix.split.visible import visibility
+from opmatrix.inference.cached import CAUSAL
+from opmatrix.parallel.ranks.ranks import Held, Message, Meter, Rank
+from opmatrix.parallel.ranks.virtual import drive, rank, with_mesh_axes
+from opmatrix.parallel.sharding.axis_states import Cut
+from opmatrix.parallel.sharding.block_mask import visibility
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition, partition
+from opmatrix.parallel.sharding.placement import Coordinates, found_at
+from opmatrix.parallel.sharding.redistribute import BatchSizes, RankStep
+from opmatrix.parallel.sharding.spreading import Split
 
 NextTokens: TypeAlias = NDArray[np.int64]
 ONE_ROW = 10 ** 9                                           # steps of single rows, told from those of prompts

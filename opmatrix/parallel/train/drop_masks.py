@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.split.axis_states import Dims
+from opmatrix.parallel.sharding.axis_states import Dims
 
 
 class DropMasks(NamedTuple):

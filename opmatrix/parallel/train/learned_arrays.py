@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
-from opmatrix.partitions.booked import StoredKey, stored_dims, stored_key
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Cut, Dims, Partial
-from opmatrix.split.placement import Placement
-from opmatrix.stepping.stage_chunks import StageChunk
-from opmatrix.training.expert_gradients import expert_copies
-from opmatrix.training.pullback import name_of_array
+from opmatrix.autodiff.pullback import name_of_array
+from opmatrix.parallel.sharding.axis_states import Cut, Dims, Partial
+from opmatrix.parallel.sharding.cost_formulas import StoredKey, stored_dims, stored_key
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Placement
+from opmatrix.parallel.train.moe_gradients import expert_copies
+from opmatrix.parallel.train.stage_chunks import StageChunk
 
 
 class GradientUse(NamedTuple):

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.traced import Operation, TracedValue
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.nodes import diag, weight
 from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
-from opmatrix.partitions.asked_experts import AskingRank, ByExpert, CountFlops, entry, expert_of
-from opmatrix.split.asking import mixture_steps
-from opmatrix.split.carrying import contracts
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.mixtures import Mixture
-from opmatrix.split.moving import RankStep
-from opmatrix.split.placement import Placement
-from opmatrix.split.traced import Operation, TracedValue
-from opmatrix.training.backward_kinds import derivative, derivative_of
-from opmatrix.training.pull_rules import pulls, refuse, teaches
+from opmatrix.autodiff.backward_kinds import derivative, derivative_of
+from opmatrix.autodiff.vjp_rules import pulls, refuse, teaches
+from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert, CountFlops, entry, expert_of
+from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.moe_dispatch import mixture_steps
+from opmatrix.parallel.sharding.moe_layers import Mixture
+from opmatrix.parallel.sharding.placement import Placement
+from opmatrix.parallel.sharding.redistribute import RankStep
 
 if TYPE_CHECKING:
-    from opmatrix.training.backward_split import BackwardSplit
-    from opmatrix.training.pullback import Pull
+    from opmatrix.autodiff.pullback import Pull
+    from opmatrix.parallel.train.backward_split import BackwardSplit
 
 MIXTURE, BACK, PART = "mixture", "mixture_back", "mixture_part"
 FoundGradients: TypeAlias = dict[int, Numeric]              # of the experts that are here, by the line of their body

@@ -10,15 +10,15 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
-from opmatrix.microbatches.named import PipelineKind, pipeline_kind
-from opmatrix.microbatches.tasks import Task
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.plan import Partition
-from opmatrix.partitions.virtual import assembled
-from opmatrix.split.mesh import Mesh
-from opmatrix.split.placement import Coordinates
-from opmatrix.stepping.learned_arrays import Bucket, buckets_of, learned_arrays
-from opmatrix.stepping.stage_chunks import StageChunk, stage_chunks
+from opmatrix.parallel.ranks.virtual import assembled
+from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.schedules.tasks import Task
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.placement import Coordinates
+from opmatrix.parallel.train.learned_arrays import Bucket, buckets_of, learned_arrays
+from opmatrix.parallel.train.stage_chunks import StageChunk, stage_chunks
 
 ORDERS = "gpipe", "1f1b", "interleaved"                     # in which no pass of gradients of weights stands apart
 

@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import sympy
 
-from opmatrix.partitions.booked import RENAMED, ROOM
-from opmatrix.partitions.factor_chain import layers
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.moving import RankStep
-from opmatrix.training.backward_split import BackwardSplit
-from opmatrix.training.keeping import Keep
-from opmatrix.training.step_costs import BackwardBooked, spans, split_both_ways
+from opmatrix.autodiff.checkpoint_policy import Keep
+from opmatrix.parallel.cost.step_costs import BackwardBooked, spans, split_both_ways
+from opmatrix.parallel.sharding.cost_formulas import RENAMED, ROOM
+from opmatrix.parallel.sharding.factor_chain import layers
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.train.backward_split import BackwardSplit
 
 SizesHeld: TypeAlias = dict[int, int]                       # numbers of values by their steps
 Lives: TypeAlias = list[tuple[int, list[int]]]              # steps, each with the values that none reads behind it

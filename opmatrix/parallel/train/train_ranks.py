@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.traced import sliced_at
 from opmatrix.algebra.data import Data, Numeric
-from opmatrix.partitions.booked import StoredKey, stored_arrays, stored_dims
-from opmatrix.partitions.feeds import Feed
-from opmatrix.partitions.ranks import Message, Meter
-from opmatrix.partitions.virtual import STEPS, drive, with_mesh_axes
-from opmatrix.split.axis_states import Cut, bounds
-from opmatrix.split.placement import Coordinates, copy_holders, found_at
-from opmatrix.split.traced import sliced_at
-from opmatrix.stepping.asked_steps import TrainPlan
-from opmatrix.stepping.chunk_passes import NO_NUMBERS, ChunkPass, HeldNumbers
-from opmatrix.stepping.drop_masks import DropMasks
-from opmatrix.stepping.learned_arrays import Bucket
-from opmatrix.training.learning import Adam
+from opmatrix.autodiff.learning import Adam
+from opmatrix.parallel.ranks.ranks import Message, Meter
+from opmatrix.parallel.ranks.virtual import STEPS, drive, with_mesh_axes
+from opmatrix.parallel.sharding.axis_states import Cut, bounds
+from opmatrix.parallel.sharding.cost_formulas import StoredKey, stored_arrays, stored_dims
+from opmatrix.parallel.sharding.feeds import Feed
+from opmatrix.parallel.sharding.placement import Coordinates, copy_holders, found_at
+from opmatrix.parallel.train.chunk_passes import NO_NUMBERS, ChunkPass, HeldNumbers
+from opmatrix.parallel.train.drop_masks import DropMasks
+from opmatrix.parallel.train.learned_arrays import Bucket
+from opmatrix.parallel.train.requested_steps import TrainPlan
 
 GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # of weights, told from steps of values
 VERSIONS = count()                                          # of arrays, so that no two are taken for one

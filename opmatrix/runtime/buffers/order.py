@@ -10,13 +10,13 @@ from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
+from opmatrix.runtime.buffers.planner import Life, place_buffers
 from opmatrix.runtime.operands import Cache
-from opmatrix.runtime.planning.planner import Life, place_buffers
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
 if TYPE_CHECKING:
-    from opmatrix.program import Program
+    from opmatrix.runtime.program import Program
 
 KEPT = 64                                                   # answers
 FOUND: "dict[tuple[object, ...], Order]" = {}                             # for schedules whose buffers are alike

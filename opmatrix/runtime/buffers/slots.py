@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opmatrix.algebra.batch.batch import FIELDS
+from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
-from opmatrix.batch import FIELDS
-from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.operands import C
 from opmatrix.runtime.scheme import Group, Offsets
 
@@ -23,8 +23,8 @@ class Slots:
     lie."""
 
     def __init__(self, rows: int, sentences: int, words: Offsets):
-        from formats.kernels.mixing.chunks import PAGE
-        from formats.kernels.mixing.heads import Layout
+        from formats.kernels.attentions.chunks import PAGE
+        from formats.kernels.attentions.heads import Layout
         self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
         words[:] = 0
         self.starts = Layout(*words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1))
@@ -49,7 +49,7 @@ class Slots:
 
 def place(words: Offsets, rows: int, starts: Sequence[int] | Offsets) -> None:
     """Write the layout of a batch's sentences into its slots; the last entry is repeated to the end."""
-    from formats.kernels.mixing.heads import layout
+    from formats.kernels.attentions.heads import layout
     for kept, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1),
                           layout(np.asarray(starts, np.int64).tobytes()),
                           strict=True):

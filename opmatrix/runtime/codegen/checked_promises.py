@@ -6,8 +6,8 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import is_known
-from opmatrix.own.things import digest_monoid
-from opmatrix.patterns import Pattern, Positions
+from opmatrix.algebra.positions.patterns import Pattern, Positions
+from opmatrix.runtime.codegen.custom_things import digest_monoid
 
 KEPT_PROMISES: set[str] = set()                                     # digests of monoids that keep what they promise
 TRIED_POSITIONS = 150                                       # of two sequences, in which a pattern is tried

@@ -12,11 +12,11 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Shape, T, expression, space
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Pattern
-from opmatrix.relations import Relation
 from opmatrix.runtime.terms import parse_operator
 
 

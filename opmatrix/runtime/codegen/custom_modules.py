@@ -9,13 +9,13 @@ from types import ModuleType
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes
+from opmatrix.algebra.custom.custom_names import OWN_NAME
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Kind, Operator
-from opmatrix.own.own_names import OWN_NAME
-from opmatrix.own.things import OwnThing, name_kind, name_monoid
-from opmatrix.patterns import Pattern
+from opmatrix.runtime.codegen.custom_things import OwnThing, name_kind, name_monoid
 
 
 def module_of(laws: object) -> ModuleType | None:

@@ -7,17 +7,17 @@ from typing import TypeAlias
 import numpy as np
 
 from formats.disk.files import parse_json
-from formats.rowwise.scalar_graphs import name_graph
-from formats.rowwise.scalars import Untraceable
+from formats.kernels.generated.rowwise.scalar_graphs import name_graph
+from formats.kernels.generated.rowwise.scalars import Untraceable
+from opmatrix.algebra.custom.code_digests import describe_value, digest_code, digest_text
+from opmatrix.algebra.custom.custom_names import enter_own, find_named, is_own_name
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS, is_known
 from opmatrix.algebra.nodes import LASTING
+from opmatrix.algebra.positions.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS, Pattern
 from opmatrix.algebra.term import KINDS, Kind, Operator
-from opmatrix.own.code_digests import describe_value, digest_code, digest_text
-from opmatrix.own.own_names import enter_own, find_named, is_own_name
-from opmatrix.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS, Pattern
-from opmatrix.regions.merging import trace_monoid
-from opmatrix.regions.row_reading import traced_function
+from opmatrix.runtime.codegen.merging import trace_monoid
+from opmatrix.runtime.codegen.row_reading import traced_function
 
 OUR_PACKAGES = "opmatrix", "rewrites"                       # whose kinds are ours, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, NoReturn, TypeAlias
 
-from formats.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, FoldPlan, ScoreLeaf
-from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, apply, number
+from formats.kernels.generated.folding.fold_plan import OF_ARRAY, OF_VALUE, Folding, FoldOperand, FoldPlan, ScoreLeaf
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, Untraceable, apply, number
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
+from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
-from opmatrix.patterns import Pattern, everyone
-from opmatrix.regions.checked_promises import check_monoid, check_own_pattern
-from opmatrix.regions.merging import traced_monoid
-from opmatrix.regions.row_reading import NotByRows, traced_function
-from opmatrix.relations import Relation
+from opmatrix.runtime.codegen.checked_promises import check_monoid, check_own_pattern
+from opmatrix.runtime.codegen.merging import traced_monoid
+from opmatrix.runtime.codegen.row_reading import NotByRows, traced_function
 
 MOST_CARRIED = 12                                           # numbers of a carrier, whose merges are written out
 

@@ -5,17 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.folding.fold_kernel import FoldKernel
-from formats.folding.fold_plan import OF_VALUE, FoldOperand
+from formats.kernels.generated.folding.fold_kernel import FoldKernel
+from formats.kernels.generated.folding.fold_plan import OF_VALUE, FoldOperand
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Needs, Shape, T
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import Pattern
-from opmatrix.regions.counted_numbers import list_tables
-from opmatrix.regions.fold_reading import FoldForm, read_fold
-from opmatrix.regions.growing import heads_of_value, number_arrays, over_symbols
-from opmatrix.regions.row_reading import NotByRows
-from opmatrix.relations import Relation
+from opmatrix.runtime.codegen.counted_numbers import list_tables
+from opmatrix.runtime.codegen.fold_reading import FoldForm, read_fold
+from opmatrix.runtime.codegen.growing import heads_of_value, number_arrays, over_symbols
+from opmatrix.runtime.codegen.row_reading import NotByRows
 from opmatrix.runtime.terms import measured, parse_operator
 
 KEPT_FOLDS = 256

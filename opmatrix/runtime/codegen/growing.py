@@ -2,12 +2,12 @@
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from formats.rowwise.row_values import RowValue
+from formats.kernels.generated.rowwise.row_values import RowValue
 from opmatrix.algebra import nodes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator, substitute
-from opmatrix.regions.row_reading import NotByRows, read_rows
+from opmatrix.runtime.codegen.row_reading import NotByRows, read_rows
 
 ENTERING = "entered", "symbol"                              # values that begin a term
 OF_BATCH = "given", "related", "by_distance"                # what the batch says there

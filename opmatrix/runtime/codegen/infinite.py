@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.signature import INFINITIES, Port
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.signature import INFINITIES, Port
 
 if TYPE_CHECKING:
-    from opmatrix.batch import Batch
-    from opmatrix.program import Program
+    from opmatrix.algebra.batch.batch import Batch
+    from opmatrix.runtime.program import Program
 
 Unmerged = frozenset[str]                                   # the names of inputs whose numbers a value has as they are
 Infinite = frozenset[float]

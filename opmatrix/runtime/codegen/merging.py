@@ -3,9 +3,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from formats.rowwise.row_values import Merging, RowValue, folded, graphed, literal
-from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, number, trace_numbers
+from formats.kernels.generated.rowwise.row_values import Merging, RowValue, folded, graphed, literal
+from formats.kernels.generated.rowwise.scalar_graphs import check_traced
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, Untraceable, number, trace_numbers
 from opmatrix.algebra.monoid import Monoid
 
 

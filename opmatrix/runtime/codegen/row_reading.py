@@ -7,16 +7,16 @@ from functools import cache
 from typing import Any, NoReturn
 
 from formats.core.activation import ACTIVATIONS
-from formats.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, literal, mapped
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalar_graphs import check_traced
-from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, trace_numbers
+from formats.kernels.generated.rowwise.row_values import SMALL_MATRIX, RowValue, graphed, literal, mapped
+from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.kernels.generated.rowwise.scalar_graphs import check_traced
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, Untraceable, trace_numbers
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
-from opmatrix.regions.merging import finish_each, merge_row
+from opmatrix.runtime.codegen.merging import finish_each, merge_row
 
 
 class NotByRows(ValueError):

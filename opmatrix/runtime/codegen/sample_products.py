@@ -5,9 +5,9 @@ import numpy as np
 from opmatrix.algebra.monoids import logsumexp, max, mean, rectify, softmax, topk
 from opmatrix.algebra.nodes import product, turn
 from opmatrix.algebra.operators import heads, over, tanh, weight
+from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.algebra.term import Operator
-from opmatrix.patterns import causal, sequence, window
-from opmatrix.regions.sample_terms import x
+from opmatrix.runtime.codegen.sample_terms import x
 from opmatrix.runtime.interpreted import write_term
 
 y = x @ heads(4)

@@ -1,11 +1,11 @@
 """The kernel of a step's term: made of its text and the shapes of what it reads, once."""
 from functools import lru_cache
 
-from formats.rowwise.row_kernel import RowKernel
-from formats.rowwise.row_values import RowValue
+from formats.kernels.generated.rowwise.row_kernel import RowKernel
+from formats.kernels.generated.rowwise.row_values import RowValue
 from opmatrix.algebra.data import Promised
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.regions.row_reading import read_rows
+from opmatrix.runtime.codegen.row_reading import read_rows
 from opmatrix.runtime.terms import measured, parse_operator
 
 KEPT_KERNELS = 512

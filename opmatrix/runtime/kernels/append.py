@@ -8,13 +8,13 @@ from formats import FORMATS
 from formats import kernels as compiled
 from formats.core.choices import OneOf
 from formats.storage.bf16 import FLUSHED
-from opmatrix.relations import SLOTS, Relation
+from opmatrix.algebra.batch.relations import SLOTS, Relation
+from opmatrix.algebra.batch.signature import FLOAT, HALF, HELD_NUMBERS
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import one_pass
 from opmatrix.runtime.fitting import copied, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Cache, Heads
-from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 

@@ -12,13 +12,14 @@ from formats import kernels as compiled
 from formats.core.choices import OneOf, Range
 from formats.core.epilogue import gamma
 from formats.core.sizes import S, T
-from formats.machine.host import uncached
+from formats.host.host import uncached
 from formats.machine.prices import S2, Price, Timed, Work, d, g, h, up
-from formats.masks import attended
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, pairs
-from opmatrix.patterns import among, parse
-from opmatrix.relations import HELD, Relation
+from formats.storage.masks import attended
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, pairs
+from opmatrix.algebra.batch.relations import HELD, Relation
+from opmatrix.algebra.batch.signature import FLOAT, HALF, HELD_NUMBERS
+from opmatrix.algebra.positions.patterns import among, parse
 from opmatrix.runtime import seen
 from opmatrix.runtime.by_sequence import (
     Doubles,
@@ -38,8 +39,7 @@ from opmatrix.runtime.costs import Costs, by_scores
 from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
-from opmatrix.signature import FLOAT, HALF, HELD_NUMBERS
-from opmatrix.telling import short_sequences
+from opmatrix.runtime.telling import short_sequences
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -67,7 +67,7 @@ Behind = Annotated[int, Range(int, 0, BEYOND)]
 def time_attention(call: Callable[..., object]) -> Cases:
     """Each query sees everything, what lies behind, or a window."""
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-        from formats.kernels.mixing.heads import layout
+        from formats.kernels.attentions.heads import layout
         for lengths in grid.batches:
             starts = layout(np.cumsum([0, *lengths]).tobytes())
             for each in grid.heads:
@@ -135,7 +135,7 @@ class attention(Arguments):
     def reads(a) -> dict[str, object]:
         """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
         if a.number_type == "float32": return {}
-        from formats.kernels.mixing.attending_halves import operands
+        from formats.kernels.attentions.attending_halves import operands
         return {**dict(zip("qkv", operands(a.q, a.k, a.v, a.scale), strict=True)), "scale": 1.0}
 
     def reference(a) -> Doubles:
@@ -217,7 +217,7 @@ def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -
 
 @timed_batches
 def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
-    from formats.kernels.mixing.heads import layout
+    from formats.kernels.attentions.heads import layout
     lines, k, out = layout(starts.tobytes()), numbers.some(starts[-1], h, d), numbers.room(len(starts) - 1, h, d)
     return ({"T": len(k), "h": h, "d": d}, partial(compiled.attend_once, k[:len(out)], k, k, lines, out))
 
@@ -281,7 +281,7 @@ ONES = {FLOAT: 1.0, HALF: 0x3F80}                           # 1 in a cache
 def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """New rows of a few sequences, each of one row and of whole prompts, over caches that no cache of the processor
     holds any more: other layers were read since."""
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
     held = np.dtype(HELD_NUMBERS[number])
     memory, begun = np.full(uncached() // held.itemsize, ONES[number], held), 0
     for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):

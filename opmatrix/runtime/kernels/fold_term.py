@@ -1,5 +1,5 @@
-"""Products over any monoid, each a kernel of its own (opmatrix/regions/folded_term.py, formats/folding): scores tile by
-tile, never stored; written and compiled when a program that has it first runs, and kept."""
+"""Products over any monoid, each a kernel of its own (opmatrix/runtime/codegen, formats/kernels/generated): scores
+tile by tile, never stored; written and compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -10,10 +10,10 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import S2, Price, Timed, Work, h
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, count_attended, entries, pairs
-from opmatrix.patterns import Pattern, sequence
-from opmatrix.relations import Relation
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, count_attended, entries, pairs
+from opmatrix.algebra.batch.relations import Relation
+from opmatrix.algebra.positions.patterns import Pattern, sequence
 from opmatrix.runtime.arguments import Doubles, split_operands
 from opmatrix.runtime.by_sequence import sentence_rows, unseen
 from opmatrix.runtime.costs import Costs
@@ -25,14 +25,14 @@ from opmatrix.runtime.operands import C, Heads, Rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
-    from opmatrix.regions.folded_term import FoldedTerm
+    from opmatrix.runtime.codegen.folded_term import FoldedTerm
 
 TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256          # of one sequence
 
 
 def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
     """The kernel of a step. Whatever runs no such step imports nothing that reads one."""
-    from opmatrix.regions.folded_term import folded_term
+    from opmatrix.runtime.codegen.folded_term import folded_term
     values, arrays = split_operands(a)
     return folded_term(a["term"] if isinstance(a, dict) else a.term, [*map(count_columns, values)], arrays)
 
@@ -92,7 +92,7 @@ def entries_relation(a: Arguments) -> tuple[Relation, ...]:
 
 def entries_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
     """What a step means, and how far off it may be."""
-    from formats.folding.fold_bounds import bound_entries
+    from formats.kernels.generated.folding.fold_bounds import bound_entries
     found = find_fold(a)
     value = split_operands(given)[0][found.kernel.plan.right.number]
     sparse = entries_of(a.batch, str(found.relation), len(value))
@@ -128,7 +128,7 @@ def known_positions(a: Arguments) -> dict[str, int]:
 
 def bound_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
     """What a step means in the rows that are asked for, and how far off it may be."""
-    from formats.folding.fold_bounds import FoldPart, bound_fold
+    from formats.kernels.generated.folding.fold_bounds import FoldPart, bound_fold
     found = find_fold(a)
     values, arrays = split_operands(given)
     plan, at = found.kernel.plan, getattr(a, "at", None)
@@ -175,7 +175,7 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A few kernels, of little work a score and of much, over some rows."""
-    from opmatrix.regions.sample_products import FOLDS
+    from opmatrix.runtime.codegen.sample_products import FOLDS
     for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
         x = numbers.some(rows, TIMED_COLUMNS)
         given = [np.ones(each, np.float32) for each in arrays]

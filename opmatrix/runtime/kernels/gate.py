@@ -10,15 +10,15 @@ from formats.core.choices import Range
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.algebra.routes import keep_taken, take_top
-from opmatrix.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.by_sequence import LEAST_SHARE
 from opmatrix.runtime.costs import Costs, row_width
 from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Heads, Rows
-from opmatrix.telling import telling_values, tied_rows
+from opmatrix.runtime.telling import telling_values, tied_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -9,8 +9,8 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T, n, p
 from formats.core.stage import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h, up
-from formats.stacked import Stacked
-from opmatrix.extents import Extents
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_format, times_stack
 from opmatrix.runtime.fitting import same, timed_batches

@@ -6,7 +6,7 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.head_blocks import count_held
 from formats.core.sizes import size
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime import seen
 from opmatrix.runtime.arguments import split_operands
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
@@ -15,7 +15,7 @@ from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
-    from opmatrix.regions.counted_numbers import TermWork, ValueSize
+    from opmatrix.runtime.codegen.counted_numbers import TermWork, ValueSize
 
 READING = 8                                                 # passes of a kernel that a number of a node is taken to be
 TWICE_AS_WIDE = 2                                           # float64 numbers in the room of two of float32
@@ -88,7 +88,7 @@ class interpret(Arguments):
 
 def count_term(a: Arguments) -> "TermWork":
     """Count the work of reading its term."""
-    from opmatrix.regions.counted_numbers import count_work
+    from opmatrix.runtime.codegen.counted_numbers import count_work
     values, arrays = split_operands(a)
     shapes = tuple((getattr(each, "heads", 1), str(each.space), each.cols) for each in values)
     return count_work(a.term, shapes, tuple(tuple(each.shape) for each in arrays))

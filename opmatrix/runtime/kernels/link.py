@@ -11,9 +11,9 @@ from formats.core.choices import OneOf
 from formats.core.epilogue import gamma
 from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents, entries
-from opmatrix.relations import Relation, Sparse, parse_relation
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, entries
+from opmatrix.algebra.batch.relations import Relation, Sparse, parse_relation
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass, row_width
 from opmatrix.runtime.fitting import ONE_PASS, copied, same

@@ -13,16 +13,16 @@ from formats.core.sizes import T, p
 from formats.core.stage import ADDED, gain_shift, norm
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
-from formats.machine.host import uncached
+from formats.host.host import uncached
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.batch import FIELDS, Batch
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.batch import FIELDS, Batch
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
 from opmatrix.runtime.fitting import ONE_PASS, after, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows, Tables
-from opmatrix.telling import every_id, some_ids, telling_rows
+from opmatrix.runtime.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -14,15 +14,15 @@ from formats.core.stage import SMALLEST
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
 from formats.machine.prices import Price, Timed, Work
-from formats.stacked import Stacked
-from opmatrix.extents import Extents
+from formats.storage.stacked import Stacked
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, times_experts
 from opmatrix.runtime.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.kernels.gate import in_columns
 from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
-from opmatrix.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
+from opmatrix.runtime.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

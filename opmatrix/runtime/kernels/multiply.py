@@ -6,7 +6,7 @@ from formats.core.epilogue import Epilogue
 from formats.core.stage import STAGES
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, behind_product, stage_prices, times_format
 from opmatrix.runtime.fitting import after, same

@@ -8,7 +8,7 @@ from formats.core.epilogue import Epilogue
 from formats.core.stage import STAGES, gain_shift, norm
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, row_width, stage_prices
 from opmatrix.runtime.fitting import after, same

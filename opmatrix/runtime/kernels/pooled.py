@@ -11,14 +11,14 @@ from formats.core.epilogue import UNIT
 from formats.core.reductions import HOW, PICKS
 from formats.core.sizes import S, T, p
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.batch import Batch
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles, sentence_rows
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Rows
-from opmatrix.telling import short_sequences, telling_rows
+from opmatrix.runtime.telling import short_sequences, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -47,7 +47,7 @@ def lengthen(x: Doubles, least: float | None) -> Doubles:
 
 
 def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    from formats.kernels.mixing.heads import layout
+    from formats.kernels.attentions.heads import layout
     for lengths in grid.batches:
         starts = layout(np.cumsum([0, *lengths]).tobytes())
         for width in grid.widths:

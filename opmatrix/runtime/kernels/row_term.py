@@ -1,5 +1,5 @@
-"""A term that goes through rows one by one, as a kernel of its own (opmatrix/regions, formats/rowwise): written and
-compiled when a program that has it first runs, and kept."""
+"""A term that goes through rows one by one, as a kernel of its own (opmatrix/runtime/codegen,
+formats/kernels/generated): written and compiled when a program that has it first runs, and kept."""
 from collections.abc import Iterator
 from functools import partial
 from inspect import Parameter, Signature
@@ -11,15 +11,15 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Arguments, kernel
 from opmatrix.runtime.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
+    from formats.kernels.generated.rowwise.row_kernel import RowKernel
     from formats.machine.calibration import Grid, Numbers
-    from formats.rowwise.row_kernel import RowKernel
 
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 of_writes, looked_at = map(size, ("written", "operands"))
@@ -33,7 +33,7 @@ SLOW = 8                                                    # operations that a 
 def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
     """The kernel of a term over these operands, arrays or shapes. Whatever runs no term imports nothing that reads
     one."""
-    from opmatrix.regions.term_kernel import term_kernel
+    from opmatrix.runtime.codegen.term_kernel import term_kernel
     values, arrays = operands
     return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(each.shape) for each in arrays))
 
@@ -65,7 +65,7 @@ run_rows.__signature__ = declared_signature()               # type: ignore[attr-
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Some kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes time,
     and over many, where memory is."""
-    from opmatrix.regions.sample_terms import SAMPLES
+    from opmatrix.runtime.codegen.sample_terms import SAMPLES
     sizes = [*product((NARROW_ROWS, *grid.widths), (*grid.rows, MANY_ROWS))]
     for number, (text, values) in enumerate(SAMPLES):
         for p, rows in sizes[number % 2::2]:
@@ -90,12 +90,12 @@ class row_term(Arguments):
         return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
 
     def reference(a) -> Doubles:
-        from formats.rowwise.row_bounds import mean_rows
+        from formats.kernels.generated.rowwise.row_bounds import mean_rows
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
 
     def bound(a) -> Doubles:
         """A running error of every operation, in the kernel's own order."""
-        from formats.rowwise.row_bounds import bound_rows
+        from formats.kernels.generated.rowwise.row_bounds import bound_rows
         meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact))
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 

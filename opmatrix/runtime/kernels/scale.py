@@ -10,7 +10,7 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T, p
 from formats.core.stage import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h
-from opmatrix.extents import Extents
+from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.costs import Costs, one_pass
 from opmatrix.runtime.fitting import ONE_PASS, passes, same

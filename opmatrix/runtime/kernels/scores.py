@@ -9,9 +9,9 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T
 from formats.core.stage import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
-from opmatrix.batch import Batch
-from opmatrix.extents import WHOLE
-from opmatrix.patterns import parse
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import WHOLE
+from opmatrix.algebra.positions.patterns import parse
 from opmatrix.runtime import seen
 from opmatrix.runtime.by_sequence import (
     Doubles,

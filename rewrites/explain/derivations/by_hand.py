@@ -8,17 +8,17 @@ from functools import cache, cached_property
 from typing import Any
 
 from formats.core.errors import InputError
-from rewrites.derivations.derivation import Application
-from rewrites.derivations.finding import Deriver
-from rewrites.derivations.trees import Forest, Tree, match_trees
-from rewrites.derivations.wording import occurrences
-from rewrites.graph.borders import FULL
-from rewrites.graph.egraph import Graph, engine, freeze, keep_imported
-from rewrites.graph.layers import Part
-from rewrites.graph.match import Binding
-from rewrites.graph.template import Template
-from rewrites.law import MARK, Law
-from rewrites.lower.lower import Lowering
+from rewrites.egraph.borders import FULL
+from rewrites.egraph.egraph import Graph, engine, freeze, keep_imported
+from rewrites.egraph.layers import Part
+from rewrites.egraph.match import Binding
+from rewrites.egraph.template import Template
+from rewrites.explain.derivations.derivation import Application
+from rewrites.explain.derivations.finding import Deriver
+from rewrites.explain.derivations.trees import Forest, Tree, match_trees
+from rewrites.explain.derivations.wording import occurrences
+from rewrites.laws.law import MARK, Law
+from rewrites.lowering.lower import Lowering
 from rewrites.verify.user_laws import admit_laws
 
 NOTHING_NEW = "what it makes is there already, or is made of itself"

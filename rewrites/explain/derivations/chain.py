@@ -3,15 +3,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from rewrites.compiler.approximation import by
-from rewrites.compiler.search import Structure
-from rewrites.derivations import wording
-from rewrites.derivations.derivation import Derivation, Otherwise
-from rewrites.derivations.finding import derive
+from rewrites.egraph.borders import FULL
+from rewrites.explain.derivations import wording
+from rewrites.explain.derivations.derivation import Derivation, Otherwise
+from rewrites.explain.derivations.finding import derive
 from rewrites.extraction import Extraction
-from rewrites.graph.borders import FULL
-from rewrites.law import APPROXIMATE, Law
-from rewrites.lower.lower import KernelCall, Method, Stored, Use
+from rewrites.laws.law import APPROXIMATE, Law
+from rewrites.lowering.lower import KernelCall, Method, Stored, Use
+from rewrites.search.approximation import by
+from rewrites.search.search import Structure
 
 
 @dataclass(frozen=True)

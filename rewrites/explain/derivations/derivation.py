@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from opmatrix.algebra.term import Operator, substitute
-from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree, match_trees
-from rewrites.graph.egraph import ENode, build
-from rewrites.graph.match import Binding, join_matches
-from rewrites.graph.template import sizes_of
-from rewrites.law import APPROXIMATE, Law
+from rewrites.egraph.egraph import ENode, build
+from rewrites.egraph.match import Binding, join_matches
+from rewrites.egraph.template import sizes_of
+from rewrites.explain.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree, match_trees
+from rewrites.laws.law import APPROXIMATE, Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Drawn

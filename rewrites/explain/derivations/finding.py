@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from opmatrix.algebra.term import Operator
-from rewrites.derivations.derivation import Application, Derivation
-from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
+from rewrites.egraph.egraph import pattern_variables
+from rewrites.egraph.match import Binding, Matches, join_matches
+from rewrites.explain.derivations.derivation import Application, Derivation
+from rewrites.explain.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
-from rewrites.graph.egraph import pattern_variables
-from rewrites.graph.match import Binding, Matches, join_matches
-from rewrites.law import IMPLEMENTATION, Law, is_variable
-from rewrites.lower.lower import Lowering
-from rewrites.spelling import spelled
+from rewrites.laws.law import IMPLEMENTATION, Law, is_variable
+from rewrites.laws.spelling import spelled
+from rewrites.lowering.lower import Lowering
 
 
 class Underivable(Exception):

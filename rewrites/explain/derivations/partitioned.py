@@ -10,13 +10,13 @@ import sympy
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.partitions.booked import Booked, Crossing, stored_arrays
-from opmatrix.partitions.formulas import busiest
-from opmatrix.partitions.plan import Partition
-from opmatrix.split.axis_states import Partial
-from opmatrix.split.moving import RankStep
-from opmatrix.split.spreading import Split
-from rewrites.law import PARTITION
+from opmatrix.parallel.cost.formulas import busiest
+from opmatrix.parallel.sharding.axis_states import Partial
+from opmatrix.parallel.sharding.cost_formulas import Booked, Crossing, stored_arrays
+from opmatrix.parallel.sharding.partition import Partition
+from opmatrix.parallel.sharding.redistribute import RankStep
+from opmatrix.parallel.sharding.spreading import Split
+from rewrites.laws.law import PARTITION
 from rewrites.laws.splitting import RuleKey, key_of, statement
 
 PASSING = {"rows one by one", "entry by entry", "turned", "side by side", "columns", "slice"}

@@ -3,13 +3,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 
-from rewrites.compiler.search import SearchSpace, Structure, cheapest
-from rewrites.derivations.chain import derive_chain
-from rewrites.derivations.finding import Underivable
+from rewrites.explain.derivations.chain import derive_chain
+from rewrites.explain.derivations.finding import Underivable
 from rewrites.extraction import Infeasible
-from rewrites.law import Law
 from rewrites.laws import without
+from rewrites.laws.law import Law
 from rewrites.opened import Opened
+from rewrites.search.search import SearchSpace, Structure, cheapest
 
 LawGroup = tuple[tuple[str, ...], Structure]                # laws, and a program without one of them
 SAME_SUM = 1e-9                                             # relative: predicted seconds that are the same sum

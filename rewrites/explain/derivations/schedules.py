@@ -9,35 +9,35 @@ import numpy as np
 
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents, collect_needs
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.term import Operator
-from opmatrix.batch import Batch
 from opmatrix.display.tables import megabytes, ms, percent, table
-from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pricing import this_machine
-from opmatrix.program import Given, Program
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.pricing import this_machine
+from opmatrix.runtime.program import Given, Program
 from opmatrix.runtime.scheme import Running
 from rewrites.approximate.sites import fitter, sites
-from rewrites.compiler.approximation import Approximation
-from rewrites.compiler.emit import Emitter
-from rewrites.compiler.fit import Fitter
-from rewrites.compiler.search import Structure, search
-from rewrites.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
-from rewrites.derivations.chain import Chain, describe_method
-from rewrites.derivations.derivation import Application, Derivation, Otherwise
-from rewrites.derivations.finding import lowered
-from rewrites.derivations.stages import ScheduleStage, Store, TileStage, find_law
-from rewrites.derivations.trees import READ, Tree
-from rewrites.derivations.wording import TRUST, TreeWriter
+from rewrites.egraph.borders import FULL
+from rewrites.egraph.layers import Part, check_possible, parts
+from rewrites.egraph.template import spell_values
+from rewrites.explain.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
+from rewrites.explain.derivations.chain import Chain, describe_method
+from rewrites.explain.derivations.derivation import Application, Derivation, Otherwise
+from rewrites.explain.derivations.finding import lowered
+from rewrites.explain.derivations.stages import ScheduleStage, Store, TileStage, find_law
+from rewrites.explain.derivations.trees import READ, Tree
+from rewrites.explain.derivations.wording import TRUST, TreeWriter
 from rewrites.extraction import Extraction, Infeasible, extract
-from rewrites.graph.borders import FULL
-from rewrites.graph.layers import Part, check_possible, parts
-from rewrites.graph.template import spell_values
-from rewrites.law import PARTITION, Law, apart
-from rewrites.lower.lower import KernelCall, Lowering, Method, Use, plainly
-from rewrites.lower.price import Prices, TimeModel
+from rewrites.laws.law import PARTITION, Law, apart
+from rewrites.lowering.lower import KernelCall, Lowering, Method, Use, plainly
+from rewrites.lowering.price import Prices, TimeModel
+from rewrites.search.approximation import Approximation
+from rewrites.search.emit import Emitter
+from rewrites.search.fit import Fitter
+from rewrites.search.search import Structure, search
 from rewrites.verify import VerificationError, verify_laws
 from rewrites.verify.differences import difference
 from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure

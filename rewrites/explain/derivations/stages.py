@@ -3,10 +3,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from formats.core.errors import InputError
-from rewrites.compiler.approximation import Approximation
-from rewrites.derivations.by_hand import Kinds, Rewrite
-from rewrites.law import Law, find
+from rewrites.explain.derivations.by_hand import Kinds, Rewrite
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import Law, find
+from rewrites.search.approximation import Approximation
 
 
 @dataclass(frozen=True)

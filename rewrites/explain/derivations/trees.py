@@ -8,17 +8,17 @@ from itertools import product
 from typing import Any
 
 from opmatrix.algebra.term import Operator
+from rewrites.egraph.egraph import ENode, Graph, fitting
+from rewrites.egraph.match import Matches, orders
 from rewrites.extraction import Extraction
-from rewrites.graph.egraph import ENode, Graph, fitting
-from rewrites.graph.match import Matches, orders
-from rewrites.law import is_variable
 from rewrites.laws.kernel_law import Implementation
-from rewrites.lower.calls import multiplied
-from rewrites.lower.class_terms import ClassTerm
-from rewrites.lower.kernel_matches import attribute_variable
-from rewrites.lower.lower import KernelCall, Lowering, Method, Use
-from rewrites.lower.uncovered import Interpreted
-from rewrites.spelling import spelled
+from rewrites.laws.law import is_variable
+from rewrites.laws.spelling import spelled
+from rewrites.lowering.calls import multiplied
+from rewrites.lowering.class_terms import ClassTerm
+from rewrites.lowering.kernel_matches import attribute_variable
+from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
+from rewrites.lowering.uncovered import Interpreted
 
 OPEN = "count", "where", "over", "relation", "any_relation"  # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands

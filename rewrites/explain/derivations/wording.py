@@ -3,15 +3,15 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
+from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import KINDS, NAMES, Operator
-from opmatrix.signature import Port
-from rewrites.derivations.derivation import Application, Derivation, instance
-from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
-from rewrites.graph.match import Binding
-from rewrites.law import APPROXIMATE, Law
-from rewrites.spelling import describe_attribute
+from rewrites.egraph.match import Binding
+from rewrites.explain.derivations.derivation import Application, Derivation, instance
+from rewrites.explain.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.laws.law import APPROXIMATE, Law
+from rewrites.laws.spelling import describe_attribute
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 
 from opmatrix.display.html import html_table
 from opmatrix.display.tables import megabytes, micro, table
-from rewrites.compiler.search import Structure
-from rewrites.lower.lower import KernelCall, Use
+from rewrites.lowering.lower import KernelCall, Use
+from rewrites.search.search import Structure
 
 BRIEF_SECONDS = 1e-5                                        # seconds: less is said in microseconds
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import micro
-from opmatrix.program import Program
-from rewrites.compiler.search import SearchSpace, Structure
-from rewrites.derivations.chain import Chain, derive_chain
-from rewrites.derivations.trees import Tree
-from rewrites.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
-from rewrites.exploring.listings import Listing
-from rewrites.exploring.looked_at import MEMBER_COLUMNS, EqualityClass, LookedAt, Member
-from rewrites.exploring.openings import (
+from opmatrix.runtime.program import Program
+from rewrites.egraph.egraph import SCHEDULE
+from rewrites.egraph.layers import Model
+from rewrites.explain.derivations.chain import Chain, derive_chain
+from rewrites.explain.derivations.trees import Tree
+from rewrites.explain.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
+from rewrites.explain.exploring.listings import Listing
+from rewrites.explain.exploring.looked_at import MEMBER_COLUMNS, EqualityClass, LookedAt, Member
+from rewrites.explain.exploring.openings import (
     AnyBatch,
     MachineName,
     check_names,
@@ -24,16 +25,15 @@ from rewrites.exploring.openings import (
     resolve_machine,
     resolve_workload,
 )
-from rewrites.exploring.pictures import GraphPicture, draw_graph
-from rewrites.exploring.reasons import Why, find_why, tell_law
-from rewrites.exploring.steps import next_phase, say_steps, search_stepped
-from rewrites.graph.egraph import SCHEDULE
-from rewrites.graph.layers import Model
-from rewrites.law import Law
+from rewrites.explain.exploring.pictures import GraphPicture, draw_graph
+from rewrites.explain.exploring.reasons import Why, find_why, tell_law
+from rewrites.explain.exploring.steps import next_phase, say_steps, search_stepped
 from rewrites.laws import without
-from rewrites.lower.price import name_machine
+from rewrites.laws.law import Law
+from rewrites.lowering.price import name_machine
 from rewrites.opened import Opened
-from rewrites.phases import silence_stdout
+from rewrites.search.search import SearchSpace, Structure
+from rewrites.workload.phases import silence_stdout
 
 AskedClass = int | str | EqualityClass | Member | None           # a class, or one of its members
 

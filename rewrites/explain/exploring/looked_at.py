@@ -10,14 +10,14 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import micro
-from rewrites.derivations.finding import Deriver
-from rewrites.derivations.trees import Forest, NodeKey, Tree
-from rewrites.derivations.wording import TreeWriter
+from rewrites.egraph.layers import Part
+from rewrites.explain.derivations.finding import Deriver
+from rewrites.explain.derivations.trees import Forest, NodeKey, Tree
+from rewrites.explain.derivations.wording import TreeWriter
 from rewrites.extraction import Extraction, Node
-from rewrites.flat import flat
-from rewrites.graph.layers import Part
-from rewrites.law import Law
-from rewrites.lower.lower import KernelCall, Lowering, Use
+from rewrites.laws.flat import flat
+from rewrites.laws.law import Law
+from rewrites.lowering.lower import KernelCall, Lowering, Use
 
 MEMBER_COLUMNS = "", "member", "µs", "kB stored"
 SHOWN_DEPTH, SHOWN_LETTERS = 4, 90                          # of a class and a member in words

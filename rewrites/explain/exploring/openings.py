@@ -9,16 +9,16 @@ import numpy as np
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet
 from formats.machine.model import machine_file
-from opmatrix.batch import Batch
-from opmatrix.pricing import datasheet
-from rewrites.compiler.planned import shapes, weightless
-from rewrites.graph.layers import Model
-from rewrites.law import Law
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.pricing import datasheet
+from rewrites.egraph.layers import Model
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower.price import TimeModel
+from rewrites.laws.law import Law
+from rewrites.lowering.price import TimeModel
 from rewrites.opened import Opened
-from rewrites.phases import silence_stdout
+from rewrites.search.planned import shapes, weightless
 from rewrites.verify.user_laws import admit_laws, load_laws
+from rewrites.workload.phases import silence_stdout
 from rewrites.workload.resolve import calibrated, open_arguments
 from rewrites.workload.workload import Workload, draw_workload
 

@@ -9,7 +9,7 @@ from formats.disk.files import replacing, writable
 from opmatrix.display.boxes import Box, draw_boxes
 from opmatrix.display.html import html_table
 from opmatrix.display.tables import micro
-from rewrites.exploring.looked_at import MEMBER_COLUMNS, LookedAt, Member
+from rewrites.explain.exploring.looked_at import MEMBER_COLUMNS, LookedAt, Member
 from rewrites.extraction import Node
 
 MOST_MEMBERS = 12                                           # of a class that is opened

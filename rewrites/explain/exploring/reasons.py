@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 
-from rewrites.derivations import wording
-from rewrites.derivations.derivation import Derivation
-from rewrites.derivations.finding import Underivable
-from rewrites.derivations.trees import Tree
-from rewrites.exploring.looked_at import LookedAt
-from rewrites.law import Law
+from rewrites.explain.derivations import wording
+from rewrites.explain.derivations.derivation import Derivation
+from rewrites.explain.derivations.finding import Underivable
+from rewrites.explain.derivations.trees import Tree
+from rewrites.explain.exploring.looked_at import LookedAt
+from rewrites.laws.law import Law
 
 LACKS = {                                                   # what a value that is not so is, in words
     "act": "no input reaches it", "storable": "it is no matrix of known numbers", "column": "it has several columns",

@@ -3,12 +3,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from formats.core.errors import InputError, suggest_name
-from rewrites.compiler.search import SearchSpace, Structure, cheapest
+from rewrites.egraph.egraph import SCHEDULE
+from rewrites.egraph.layers import Explorer
 from rewrites.extraction import Infeasible
-from rewrites.graph.egraph import SCHEDULE
-from rewrites.graph.layers import Explorer
-from rewrites.law import JOIN, MARK, Law
+from rewrites.laws.law import JOIN, MARK, Law
 from rewrites.opened import Opened
+from rewrites.search.search import SearchSpace, Structure, cheapest
 
 LAW_PHASE = "by_"                                               # a law's own phase is called so
 

@@ -2,9 +2,9 @@
 parts of blocks are found. Equal sizes are guards: blocks that do not meet are left alone."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, turn
-from rewrites.kinds import left, right
-from rewrites.law import SIMPLIFY, array, collect, entrywise, k, law, n, p, q, varying
-from rewrites.proofs.laws.value_kinds import below
+from rewrites.laws.kinds import left, right
+from rewrites.laws.law import SIMPLIFY, array, collect, entrywise, k, law, n, p, q, varying
+from rewrites.laws.proving.value_kinds import below
 
 BLOCK_ALGEBRA = "block matrices"
 EQUALLY_WIDE, WIDE = ("(= (wide a) (wide b))",), ("(= (wide a) (wide c))",)

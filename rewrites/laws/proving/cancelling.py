@@ -3,7 +3,7 @@
 heads. What becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, const, mean
-from rewrites.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
+from rewrites.laws.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
 
 EQUAL_SIZES = ("(= (wide a) (wide b))", "(= (tall a) (tall b))", "(= (deep a) (deep b))")
 SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")

@@ -2,7 +2,7 @@
 By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its left side."""
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, magnitude, reciprocal
 from opmatrix.algebra.operators import I, const, gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh
-from rewrites.law import SIMPLIFY, Sort, collect, law, n
+from rewrites.laws.law import SIMPLIFY, Sort, collect, law, n
 
 DEFINITION, REFLECTION, INVERSE, SIGN = "definition", "f(-u) by f(u)", "inverse functions", "no number is negative"
 any_numbers = Sort("value")                                        # numbers, whatever they depend on

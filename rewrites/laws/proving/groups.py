@@ -2,8 +2,8 @@
 some rows. They serve proofs that a split is right (rewrites/proofs/split_rules.py)."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, total, turn
-from rewrites.kinds import with_heads
-from rewrites.law import (
+from rewrites.laws.kinds import with_heads
+from rewrites.laws.law import (
     SIMPLIFY,
     Sort,
     array,
@@ -19,7 +19,7 @@ from rewrites.law import (
     q,
     where,
 )
-from rewrites.proofs.laws.value_kinds import below
+from rewrites.laws.proving.value_kinds import below
 
 BY_HEAD, MONOID = "heads do not see each other", "definition of a product over a monoid"
 some = Sort("value")                                        # a value or a constant, of several heads

@@ -1,5 +1,5 @@
 """The ring of values: numbers in rows and columns, whatever operator gives them. Directed, so that equal values come to
-the same form: transposes at the leaves, blocks outermost (rewrites/proofs/laws/blocks.py), then sums, then numbers,
+the same form: transposes at the leaves, blocks outermost (rewrites/laws/proving/blocks.py), then sums, then numbers,
 then products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper
 for them.
 
@@ -7,10 +7,25 @@ A sum is taken apart only where no column spreads (EQUALLY_WIDE). No law subsume
 looked at is still needed once its class is found to be another."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
-from rewrites.law import JOIN, SIMPLIFY, array, collect, entrywise, k, law, matrix, n, operator, p, q, scalar, varying
-from rewrites.proofs.laws import blocks
-from rewrites.proofs.laws.blocks import EQUALLY_WIDE
-from rewrites.proofs.laws.value_kinds import unit
+from rewrites.laws.law import (
+    JOIN,
+    SIMPLIFY,
+    array,
+    collect,
+    entrywise,
+    k,
+    law,
+    matrix,
+    n,
+    operator,
+    p,
+    q,
+    scalar,
+    varying,
+)
+from rewrites.laws.proving import blocks
+from rewrites.laws.proving.blocks import EQUALLY_WIDE
+from rewrites.laws.proving.value_kinds import unit
 
 SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in the wrong order
 TRANSPOSE, RING, LINEARITY = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"

@@ -6,16 +6,16 @@ from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, reason, replacing, writable
-from formats.machine.quiet import warn_busy
+from formats.host.quiet import warn_busy
 from opmatrix.display.front_plot import front_plot
 from opmatrix.display.shown import POINT_COLUMNS
 from opmatrix.display.tables import megabytes, ms, percent
-from rewrites.derivations.savings import join_names
-from rewrites.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
-from rewrites.pages.repeated import repeat_commands
-from rewrites.pages.spectra_plot import spectra_plot
+from rewrites.explain.derivations.savings import join_names
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.generated import CONTEXT_COLUMNS, context_row
+from rewrites.report.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
+from rewrites.report.pages.repeated import repeat_commands
+from rewrites.report.pages.spectra_plot import spectra_plot
 from rewrites.report.results import (
     TITLES,
     UNSURE,
@@ -37,7 +37,7 @@ MOST_WEIGHTS = 400                                          # rows of the table 
 
 
 def html_report(found: dict[str, Any]) -> str:
-    """The page. `found` are the figures of a run, checked (rewrites/pages/kept_report.py) or made by it."""
+    """The page. `found` are the figures of a run, checked (rewrites/report/pages/kept_report.py) or made by it."""
     return page(f"opmatrix: {found['model']}", sections(found))
 
 

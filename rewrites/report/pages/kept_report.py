@@ -7,7 +7,7 @@ from typing import Any
 from formats.core.errors import InputError
 from formats.disk.files import read_json, shown
 from opmatrix.files.saving import REPORT
-from rewrites.evaluate.reported import MAX_PROGRAMS
+from rewrites.metrics.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
 
 EntryCheck = Callable[[object, str], None]                       # of a value and where it is; raises Misfit

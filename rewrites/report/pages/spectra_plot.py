@@ -5,7 +5,7 @@ from html import escape
 from math import log10
 from typing import Any
 
-from rewrites.pages.page_style import spell_out
+from rewrites.report.pages.page_style import spell_out
 
 PANEL_WIDE, PANEL_HIGH, PANELS_ACROSS = 200, 120, 3         # pixels of a panel with its margins; panels in a row
 PANEL_LEFT, PANEL_TOP, PANEL_RIGHT, PANEL_BOTTOM = 34, 20, 8, 18

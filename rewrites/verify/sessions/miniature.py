@@ -1,7 +1,7 @@
 """The attention of a program alone: rows of random tables in place of queries, keys and values, then its steps over
 whole sentences, and over the caches of a session.
 
-Whatever weights a program has, its sessions differ from whole texts by attention alone (opmatrix.pipelines.cached). So
+Whatever weights a program has, its sessions differ from whole texts by attention alone (opmatrix.inference.cached). So
 a program of that step is soon computed on texts as long as any, while pages, kernels and caches are the same."""
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats import FORMATS
-from opmatrix.batch import Batch
-from opmatrix.patterns import FAR, causal, sequence, window
-from opmatrix.pipelines.cached import causal as reads_back
-from opmatrix.pipelines.cached import of_new_rows
-from opmatrix.program import Constant, Program, Step
-from opmatrix.relations import HELD, SLOTS
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import HELD, SLOTS
+from opmatrix.algebra.positions.patterns import FAR, causal, sequence, window
+from opmatrix.inference.cached import causal as reads_back
+from opmatrix.inference.cached import of_new_rows
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Heads
+from opmatrix.runtime.program import Constant, Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.verify.programs import Meant
@@ -206,7 +206,7 @@ class Miniature:
 
 def page_side() -> int:
     """Rows of a page."""
-    from formats.kernels.mixing.chunks import PAGE
+    from formats.kernels.attentions.chunks import PAGE
     return PAGE
 
 

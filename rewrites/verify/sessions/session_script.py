@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.patterns import FAR
-from opmatrix.pipelines.cached import rows_behind
-from opmatrix.pipelines.pages import NO_PAGE
-from opmatrix.pipelines.session import HeldSequence, Session
-from opmatrix.program import Program
-from rewrites.sessions.miniature import EVEN_SHARES, Miniature, page_side
+from opmatrix.algebra.positions.patterns import FAR
+from opmatrix.inference.cached import rows_behind
+from opmatrix.inference.pages import NO_PAGE
+from opmatrix.inference.session import HeldSequence, Session
+from opmatrix.runtime.program import Program
+from rewrites.verify.sessions.miniature import EVEN_SHARES, Miniature, page_side
 
 EVERY_PAGE_UP_TO = 640                                      # rows up to which every page is looked at
 BORDER_MULTIPLES = 8                                        # of a border's those at most

@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from formats.machine.threads import numbers_of_threads, on_threads, single_blas
-from opmatrix.batch import Batch
-from opmatrix.pipelines.cached import decoder_of
-from opmatrix.program import Program
-from opmatrix.relations import HELD, SLOTS
+from formats.host.threads import numbers_of_threads, on_threads, single_blas
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.relations import HELD, SLOTS
+from opmatrix.algebra.batch.signature import HELD_NUMBERS, widened
+from opmatrix.inference.cached import decoder_of
+from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
-from opmatrix.signature import HELD_NUMBERS, widened
-from rewrites.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
-from rewrites.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
+from rewrites.verify.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
+from rewrites.verify.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
 
 UNLISTED_LENGTH = 1024                                      # rows of texts where a certificate lists no lengths
 PROMPT_WORK = 7e10                                          # multiplications of a prompt, at most

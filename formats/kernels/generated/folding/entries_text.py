@@ -2,11 +2,11 @@
 its entries, or those that a query sees, by a score that is fixed. Vectors of 16 columns, row after row."""
 from dataclasses import dataclass, field
 
-from formats.folding.fold_plan import FoldPlan, MergeStep
-from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
-from formats.rowwise.scalars import NumberGraph
-from formats.rowwise.stored import StoredColumns, Stores
-from formats.rowwise.vector_text import VectorText
+from formats.kernels.generated.folding.fold_plan import FoldPlan, MergeStep
+from formats.kernels.generated.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
+from formats.kernels.generated.rowwise.scalars import NumberGraph
+from formats.kernels.generated.rowwise.stored import StoredColumns, Stores
+from formats.kernels.generated.rowwise.vector_text import VectorText
 
 ROWS_OF_ITEM, ABREAST_VECTORS = 16, 4                       # rows of an item; vectors of columns in registers at a time
 

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, ScoreLeaf
-from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
-from formats.rowwise.scalar_graphs import NumberPair, bound_graph
+from formats.kernels.generated.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, ScoreLeaf
+from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, VANISHED
+from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_graph
 
 
 class FoldPart(NamedTuple):

@@ -7,22 +7,22 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
-from formats.folding.entries_text import ROWS_OF_ITEM, EntriesText, WindowText
-from formats.folding.fold_order import compared
-from formats.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan
-from formats.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
-from formats.folding.fold_text import FoldText, count_pairs
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import EVERY, Layout, Reach, clipped, sequences
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.heads import EVERY, Layout, Reach, clipped, sequences
-from formats.machine.threads import threads
-from formats.masks import BLOCK, Mask
-from formats.rowwise.row_kernel import locate_rows
-from formats.rowwise.scalar_graphs import count_work
+from formats.kernels.generated.folding.entries_text import ROWS_OF_ITEM, EntriesText, WindowText
+from formats.kernels.generated.folding.fold_order import compared
+from formats.kernels.generated.folding.fold_plan import OF_ARRAY, FoldOperand, FoldPlan
+from formats.kernels.generated.folding.fold_sizes import CHUNK_COLUMNS, UNIT_SIDE
+from formats.kernels.generated.folding.fold_text import FoldText, count_pairs
+from formats.kernels.generated.rowwise.row_kernel import locate_rows
+from formats.kernels.generated.rowwise.scalar_graphs import count_work
+from formats.storage.masks import BLOCK, Mask
 
-FOLD_HOME = "formats.folding.fold_lanes"                         # what texts are written in the words of
+FOLD_HOME = "formats.kernels.generated.folding.fold_lanes"    # what texts are written in the words of
 
 
 class FoldCounts(NamedTuple):

@@ -1,48 +1,48 @@
-"""The words of generated products: those of rows (formats/rowwise/row_lanes.py), and tiles of queries and keys."""
+"""The words of generated products: those of rows (../rowwise/row_lanes.py), and tiles of queries and keys."""
 import numpy as np
 
-from formats.folding.fold_sizes import SCORE_BYTES, UNIT_SIDE
+from formats.kernels.attentions.biased import lay_strip as lay_strip
+from formats.kernels.attentions.heads import copy_rows as copy_rows
+from formats.kernels.attentions.heads import turn_keys as turn_keys
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import floats, longs, pointer
 from formats.kernels.engine.native import njit
-from formats.kernels.mixing.biased import lay_strip as lay_strip
-from formats.kernels.mixing.heads import copy_rows as copy_rows
-from formats.kernels.mixing.heads import turn_keys as turn_keys
+from formats.kernels.generated.folding.fold_sizes import SCORE_BYTES, UNIT_SIDE
+from formats.kernels.generated.rowwise.row_lanes import INFINITY
+from formats.kernels.generated.rowwise.row_lanes import both as both
+from formats.kernels.generated.rowwise.row_lanes import cut as cut
+from formats.kernels.generated.rowwise.row_lanes import either as either
+from formats.kernels.generated.rowwise.row_lanes import equal as equal
+from formats.kernels.generated.rowwise.row_lanes import exp_whole as exp_whole
+from formats.kernels.generated.rowwise.row_lanes import expm1_whole as expm1_whole
+from formats.kernels.generated.rowwise.row_lanes import first_lane as first_lane
+from formats.kernels.generated.rowwise.row_lanes import gelu_of as gelu_of
+from formats.kernels.generated.rowwise.row_lanes import gelu_tanh_of as gelu_tanh_of
+from formats.kernels.generated.rowwise.row_lanes import get as get
+from formats.kernels.generated.rowwise.row_lanes import in_all_lanes as in_all_lanes
+from formats.kernels.generated.rowwise.row_lanes import keep as keep
+from formats.kernels.generated.rowwise.row_lanes import lane_numbers as lane_numbers
+from formats.kernels.generated.rowwise.row_lanes import lanes_of as lanes_of
+from formats.kernels.generated.rowwise.row_lanes import largest_of as largest_of
+from formats.kernels.generated.rowwise.row_lanes import less as less
+from formats.kernels.generated.rowwise.row_lanes import less_equal as less_equal
+from formats.kernels.generated.rowwise.row_lanes import log1p_whole as log1p_whole
+from formats.kernels.generated.rowwise.row_lanes import log_whole as log_whole
+from formats.kernels.generated.rowwise.row_lanes import magnitude as magnitude
+from formats.kernels.generated.rowwise.row_lanes import negative as negative
+from formats.kernels.generated.rowwise.row_lanes import one_number as one_number
+from formats.kernels.generated.rowwise.row_lanes import record as record
+from formats.kernels.generated.rowwise.row_lanes import sigmoid_of as sigmoid_of
+from formats.kernels.generated.rowwise.row_lanes import silu_of as silu_of
+from formats.kernels.generated.rowwise.row_lanes import smallest_of as smallest_of
+from formats.kernels.generated.rowwise.row_lanes import square_root as square_root
+from formats.kernels.generated.rowwise.row_lanes import tanh_of as tanh_of
+from formats.kernels.generated.rowwise.row_lanes import whole_below as whole_below
+from formats.kernels.generated.rowwise.row_lanes import words as words
 from formats.kernels.simd.arithmetic import fused as fused
 from formats.kernels.simd.arithmetic import larger as larger
 from formats.kernels.simd.arithmetic import smaller as smaller
 from formats.kernels.simd.arithmetic import sum_lanes
-from formats.rowwise.row_lanes import INFINITY
-from formats.rowwise.row_lanes import both as both
-from formats.rowwise.row_lanes import cut as cut
-from formats.rowwise.row_lanes import either as either
-from formats.rowwise.row_lanes import equal as equal
-from formats.rowwise.row_lanes import exp_whole as exp_whole
-from formats.rowwise.row_lanes import expm1_whole as expm1_whole
-from formats.rowwise.row_lanes import first_lane as first_lane
-from formats.rowwise.row_lanes import gelu_of as gelu_of
-from formats.rowwise.row_lanes import gelu_tanh_of as gelu_tanh_of
-from formats.rowwise.row_lanes import get as get
-from formats.rowwise.row_lanes import in_all_lanes as in_all_lanes
-from formats.rowwise.row_lanes import keep as keep
-from formats.rowwise.row_lanes import lane_numbers as lane_numbers
-from formats.rowwise.row_lanes import lanes_of as lanes_of
-from formats.rowwise.row_lanes import largest_of as largest_of
-from formats.rowwise.row_lanes import less as less
-from formats.rowwise.row_lanes import less_equal as less_equal
-from formats.rowwise.row_lanes import log1p_whole as log1p_whole
-from formats.rowwise.row_lanes import log_whole as log_whole
-from formats.rowwise.row_lanes import magnitude as magnitude
-from formats.rowwise.row_lanes import negative as negative
-from formats.rowwise.row_lanes import one_number as one_number
-from formats.rowwise.row_lanes import record as record
-from formats.rowwise.row_lanes import sigmoid_of as sigmoid_of
-from formats.rowwise.row_lanes import silu_of as silu_of
-from formats.rowwise.row_lanes import smallest_of as smallest_of
-from formats.rowwise.row_lanes import square_root as square_root
-from formats.rowwise.row_lanes import tanh_of as tanh_of
-from formats.rowwise.row_lanes import whole_below as whole_below
-from formats.rowwise.row_lanes import words as words
 
 f4, i8 = np.float32, np.int64
 

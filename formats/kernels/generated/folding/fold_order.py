@@ -5,9 +5,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.stage import HUGE, SMALLEST
-from formats.folding.fold_plan import MergeStep
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalars import NumberGraph, StandIn
+from formats.kernels.generated.folding.fold_plan import MergeStep
+from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn
 
 f4 = np.float32
 Float32s = NDArray[np.float32]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from formats.rowwise.scalar_graphs import count_work
-from formats.rowwise.scalars import NumberGraph, StandIn, apply, number
+from formats.kernels.generated.rowwise.scalar_graphs import count_work
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, apply, number
 
 OF_VALUE, OF_ARRAY = "x", "c"                               # what an operand is: rows, or an array that is stored
 

@@ -6,13 +6,13 @@ stay in registers while a tile passes by. Sizes above 8 are words of the record.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from formats.folding.fold_order import told_by
-from formats.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
-from formats.folding.fold_sizes import CHUNK_COLUMNS, SCORE_BYTES, UNIT_SIDE
+from formats.kernels.generated.folding.fold_order import told_by
+from formats.kernels.generated.folding.fold_plan import OF_ARRAY, Folding, FoldOperand, FoldPlan, MergeStep, ScoreLeaf
+from formats.kernels.generated.folding.fold_sizes import CHUNK_COLUMNS, SCORE_BYTES, UNIT_SIDE
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn
+from formats.kernels.generated.rowwise.stored import StoredColumns
+from formats.kernels.generated.rowwise.vector_text import IN_TEXT, VectorText
 from formats.kernels.simd.vectors import MANY_REGISTERS
-from formats.rowwise.scalars import NumberGraph, StandIn
-from formats.rowwise.stored import StoredColumns
-from formats.rowwise.vector_text import IN_TEXT, VectorText
 
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
 ORDERED_CARRIERS = 8 if MANY_REGISTERS else 4               # where a merge is so short that it waits for the last one

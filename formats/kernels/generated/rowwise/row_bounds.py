@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from formats.rowwise.row_values import ABREAST, Merging, RowValue
-from formats.rowwise.scalar_functions import HALF_UNIT, VANISHED
-from formats.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
+from formats.kernels.generated.rowwise.row_values import ABREAST, Merging, RowValue
+from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, VANISHED
+from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
 
 
 def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> NumberPair:

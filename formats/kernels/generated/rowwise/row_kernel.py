@@ -7,20 +7,20 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.heads import heads_of
-from formats.machine.threads import threads
-from formats.rowwise.row_loops import SLOW, Loops
-from formats.rowwise.row_text import RowText
-from formats.rowwise.row_values import ABREAST, RowValue
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalar_graphs import count_waiting
+from formats.kernels.generated.rowwise.row_loops import SLOW, Loops
+from formats.kernels.generated.rowwise.row_text import RowText
+from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
+from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.kernels.generated.rowwise.scalar_graphs import count_waiting
 
 OVERLAPPING = 20.0                                          # operations of a number that those of the next overlap
-HOME = "formats.rowwise.row_lanes"                          # what texts are written in the words of
+HOME = "formats.kernels.generated.rowwise.row_lanes"                          # what texts are written in the words of
 
 
 class Counts(NamedTuple):

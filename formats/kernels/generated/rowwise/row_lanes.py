@@ -1,4 +1,4 @@
-"""Vector code of generated kernels: the operations of formats/rowwise/scalar_functions.py, 16 numbers at a time."""
+"""Vector code of generated kernels: the operations of scalar_functions.py, 16 numbers at a time."""
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER

@@ -3,8 +3,8 @@ scratch, all else is computed where it is read; loops over equally many numbers 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from formats.rowwise.row_values import RowValue
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.kernels.generated.rowwise.row_values import RowValue
+from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 
 IN_PLACE_OPS = "beside", "place", "total", "times"          # what writes its numbers where they lie, one of them too
 LOOPED = "fold", *IN_PLACE_OPS                              # what takes a loop of its own

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from formats.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
-from formats.rowwise.row_values import Merging, RowValue
-from formats.rowwise.stored import StoredColumns
-from formats.rowwise.vector_text import IN_TEXT, VectorText
+from formats.kernels.generated.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
+from formats.kernels.generated.rowwise.row_values import Merging, RowValue
+from formats.kernels.generated.rowwise.stored import StoredColumns
+from formats.kernels.generated.rowwise.vector_text import IN_TEXT, VectorText
 
 LANE_STEPS = 1, 2, 4, 8                                     # of lanes that are merged, one after another
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from formats.rowwise.scalars import NumberGraph, walk_made
+from formats.kernels.generated.rowwise.scalars import NumberGraph, walk_made
 
 ABREAST = 16                                         # numbers that are computed at a time
 SMALL_MATRIX = 4096                                         # numbers of a matrix that a row is multiplied by here

@@ -17,7 +17,7 @@ ErrorPair = tuple[Any, Any]                                # an argument, and ho
 class ScalarFunction(NamedTuple):
     """`exact` is its meaning, of float64 arrays; `spread(y, *pairs)` how far off it is where its arguments x are off by
     at most e, pairs (x, e); `units`: how far its code may be from that, in halves of a unit in the last place; `code`
-    its name in formats/rowwise/row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
+    its name in row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
     operations, the latter divisions and roots; `exact_at`: the argument of which its code gives the number itself;
     `most`: how far off its code is at most beside that, of (y), where that says more than units do."""
     exact: Callable[..., Any]

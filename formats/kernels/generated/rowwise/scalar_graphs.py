@@ -7,8 +7,8 @@ import numpy as np
 
 from formats.core.activation import Reals
 from formats.core.stage import may_overflow
-from formats.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
-from formats.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
+from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
 NumberPair = tuple[Any, Any]                                # float64 numbers, and how far float32 may be from them
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]

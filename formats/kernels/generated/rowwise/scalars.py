@@ -104,7 +104,7 @@ def apply(op: str, *given: Any) -> StandIn:
     if op in ("both", "either") and not all(each.truth for each in args):
         raise Untraceable("& and | are of comparisons")
     if all(each.op == "literal" for each in args):
-        from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
+        from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
         with np.errstate(all="ignore"):
             return number(float(SCALAR_OPERATIONS[op].exact(*(each.value for each in args))))
     return StandIn(op, *args)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats.rowwise.scalar_functions import SCALAR_OPERATIONS
-from formats.rowwise.scalars import NumberGraph, StandIn
-from formats.rowwise.stored import Stores
+from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
+from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn
+from formats.kernels.generated.rowwise.stored import Stores
 
 IN_TEXT = 8                                                 # sizes up to it stand in the text
 OPERATORS = "+", "-", "*", "/"

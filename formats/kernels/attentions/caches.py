@@ -13,14 +13,10 @@ from math import gcd
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, filled, launch, words
-from formats.kernels.engine.memory import longs, record, shorts
-from formats.kernels.engine.native import njit
-from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.attending import LINE, PIECES, QUERIES
-from formats.kernels.mixing.biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
-from formats.kernels.mixing.chunks import (
+from formats.host.threads import threads
+from formats.kernels.attentions.attending import LINE, PIECES, QUERIES
+from formats.kernels.attentions.biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
+from formats.kernels.attentions.chunks import (
     CHUNK,
     STRANDS,
     Unit,
@@ -30,7 +26,7 @@ from formats.kernels.mixing.chunks import (
     share_sums,
     turn_queries,
 )
-from formats.kernels.mixing.heads import (
+from formats.kernels.attentions.heads import (
     PLACES,
     Layout,
     check_heads,
@@ -40,10 +36,14 @@ from formats.kernels.mixing.heads import (
     sequences,
     served,
 )
-from formats.kernels.mixing.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
-from formats.kernels.products.rounding import keep_halves
+from formats.kernels.attentions.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import ROOM, address, filled, launch, words
+from formats.kernels.engine.memory import longs, record, shorts
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
+from formats.kernels.matmul.rounding import keep_halves
 from formats.kernels.simd.arithmetic import get
-from formats.machine.threads import threads
 
 __all__ = ["append", "attention_cached"]
 

@@ -3,20 +3,16 @@
 Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is
 added up within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are
 left out. A query sees the keys from so many positions behind it to so many before it, or those that a mask of positions
-holds by blocks (formats/masks.py); a row without keys gives zeros."""
+holds by blocks (formats/storage/masks.py); a row without keys gives zeros."""
 import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from formats.core.arrays import separate
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
-from formats.kernels.engine.memory import floats, longs, pointer, record
-from formats.kernels.engine.native import njit
-from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.biased import BY_DISTANCE, LOG2_E, begin_line, lay_lines, strip_bytes, table_of
-from formats.kernels.mixing.heads import (
+from formats.host.threads import threads
+from formats.kernels.attentions.biased import BY_DISTANCE, LOG2_E, begin_line, lay_lines, strip_bytes, table_of
+from formats.kernels.attentions.heads import (
     EVERY,
     KEYS,
     PLACES,
@@ -31,8 +27,13 @@ from formats.kernels.mixing.heads import (
     sequences,
     served,
 )
-from formats.kernels.mixing.masked import neighbours
-from formats.kernels.products.transposing import turn_in
+from formats.kernels.attentions.masked import neighbours
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
+from formats.kernels.engine.memory import floats, longs, pointer, record
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
+from formats.kernels.matmul.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, keep, larger
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import (
@@ -46,10 +47,9 @@ from formats.kernels.simd.vectors import (
     times_rows,
     zeros,
 )
-from formats.machine.threads import threads
 
 if TYPE_CHECKING:
-    from formats.masks import Mask
+    from formats.storage.masks import Mask
 
 __all__ = ["attention"]
 
@@ -350,8 +350,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
     keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query
-    sees; its arrays must be those of `formats.masks`, last as long as what is recorded with them, and know every
-    position. A bias is a table by distance, see biased.py."""
+    sees; its arrays must be those of `formats.storage.masks`, last as long as what is recorded with them, and know
+    every position. A bias is a table by distance, see biased.py."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))

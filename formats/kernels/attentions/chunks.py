@@ -11,12 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.kernels.engine.compiled import HELPER
-from formats.kernels.engine.memory import floats, longs
-from formats.kernels.engine.native import njit
-from formats.kernels.mixing.attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
-from formats.kernels.mixing.biased import add_lines, add_rows, lay_lines
-from formats.kernels.mixing.key_lanes import (
+from formats.kernels.attentions.attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
+from formats.kernels.attentions.biased import add_lines, add_rows, lay_lines
+from formats.kernels.attentions.key_lanes import (
     KEYS_AT_ONCE,
     ROW,
     TURNED_KEYS,
@@ -25,8 +22,11 @@ from formats.kernels.mixing.key_lanes import (
     turn_page,
     widen_rows,
 )
-from formats.kernels.mixing.key_lanes import PAGE as PAGE
-from formats.kernels.products.transposing import turn_in
+from formats.kernels.attentions.key_lanes import PAGE as PAGE
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.memory import floats, longs
+from formats.kernels.engine.native import njit
+from formats.kernels.matmul.transposing import turn_in
 from formats.kernels.simd.arithmetic import fused, get, keep, larger
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros

@@ -6,10 +6,7 @@ products have queries as columns, so they are turned on the way out."""
 import numpy as np
 from numpy.typing import ArrayLike
 
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.memory import floats, longs, record
-from formats.kernels.engine.native import intrinsic, ir, njit
-from formats.kernels.mixing.attending import (
+from formats.kernels.attentions.attending import (
     ATTEND,
     LINE,
     LOWEST,
@@ -21,11 +18,14 @@ from formats.kernels.mixing.attending import (
     highest_lines,
     run_attention,
 )
-from formats.kernels.mixing.biased import LOG2_E, add_lines, lay_lines
-from formats.kernels.mixing.heads import EVERY, KEYS, Layout, Reach, blank, check_heads
-from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
-from formats.kernels.products.tiles import attended_pairs
-from formats.kernels.products.transposing import turn_in, turn_out
+from formats.kernels.attentions.biased import LOG2_E, add_lines, lay_lines
+from formats.kernels.attentions.heads import EVERY, KEYS, Layout, Reach, blank, check_heads
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.memory import floats, longs, record
+from formats.kernels.engine.native import intrinsic, ir, njit
+from formats.kernels.matmul.rounding import as_words, keep_halves, kept_finite
+from formats.kernels.matmul.tiles import attended_pairs
+from formats.kernels.matmul.transposing import turn_in, turn_out
 from formats.kernels.simd.amx import MATRIX, multiply_tiles, release_registers, shape_registers
 from formats.kernels.simd.arithmetic import VECTOR16, get, keep
 from formats.kernels.simd.maths import ONE, nearest_power

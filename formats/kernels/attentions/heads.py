@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats.core.arrays import separate, writable
+from formats.host.threads import threads
+from formats.kernels.attentions.biased import BY_DISTANCE, column_of, table_of
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.biased import BY_DISTANCE, column_of, table_of
-from formats.kernels.products.gemm import gemm, multiply
+from formats.kernels.matmul.gemm import gemm, multiply
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import exponentials, largest
 from formats.kernels.simd.vectors import turn
-from formats.machine.threads import threads
 
 __all__ = ["scores", "softmax", "values"]
 

@@ -3,11 +3,11 @@ idle however few heads there are. A page of keys is turned once for all heads. E
 gives it."""
 import numpy as np
 
+from formats.kernels.attentions.attending import HIDDEN, LINE, carry
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import extended, floats, shorts
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.mixing.attending import HIDDEN, LINE, carry
-from formats.kernels.products.transposing import turn_in
+from formats.kernels.matmul.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, highest, keep, larger, sum_lanes
 from formats.kernels.simd.maths import exp2
 from formats.kernels.simd.vectors import (

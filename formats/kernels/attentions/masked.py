@@ -2,12 +2,8 @@
 import numpy as np
 
 from formats.core.arrays import separate
-from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
-from formats.kernels.engine.memory import floats, pointer, record
-from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.heads import (
+from formats.host.threads import threads
+from formats.kernels.attentions.heads import (
     KEYS,
     PLACES,
     QUERIES,
@@ -19,16 +15,20 @@ from formats.kernels.mixing.heads import (
     scores_of,
     served,
 )
-from formats.kernels.products.gemm import gemm, multiply
-from formats.kernels.products.linear import typed
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
+from formats.kernels.engine.memory import floats, pointer, record
+from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.engine.pool import POOL
+from formats.kernels.matmul.gemm import gemm, multiply
+from formats.kernels.matmul.linear import typed
 from formats.kernels.simd.maths import exponentials, fade, largest
 from formats.kernels.simd.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
-from formats.machine.threads import threads
 
 __all__ = ["attention_blocks"]
 __borders__ = QUERIES, KEYS
 
-# the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
+# the mask's arrays and its block (see formats/storage/masks.py), m queries and n keys; the rest as in heads.py
 MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"),
                    ("scale", "f8")])
 f4, i8 = np.float32, np.int64
@@ -123,7 +123,7 @@ def attend_blocks(item, worker, arguments):
 
 def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray, edge: np.ndarray,
                      bits: np.ndarray, out: np.ndarray, block: int, scale: float = 1.0) -> np.ndarray:
-    """out (m, h, e) = softmax(scale q kᵀ) v over the scores that a mask holds (see formats.masks.Mask), in each head.
+    """out (m, h, e) = softmax(scale q kᵀ) v over the scores that a mask holds (formats.storage.masks), in each head.
 
     q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as
     out or of a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see nothing are zeros."""
