@@ -23,6 +23,7 @@ from lib.command import Figure, Parser, concluded, cores, count, listed, spread,
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.parallel.cost.timed_step import timed_step
 from opmatrix.parallel.launch.jobs import Job
 from opmatrix.parallel.launch.launcher import Ranks
@@ -30,7 +31,6 @@ from opmatrix.parallel.launch.train_runs import train_plan
 from opmatrix.parallel.ranks.ranks import Meter
 from opmatrix.parallel.schedules.simulated import ChunkWork, simulate
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.train_ranks import TrainingRank
 
 RANKS, WORDS = 4, 64

@@ -91,10 +91,10 @@ def operator(model):
 @cache
 def bound(model, tp, pp, batch, tokens):
     """The stages of one batch on the data sheet, one after another."""
+    from opmatrix.algebra.batch.batch_sizes import BatchSizes
     from opmatrix.parallel.cost.timing import Timing
     from opmatrix.parallel.sharding.mesh import usual_mesh
     from opmatrix.parallel.sharding.partition import partition
-    from opmatrix.parallel.sharding.redistribute import BatchSizes
     from opmatrix.runtime.pricing import datasheet
     plan = partition(operator(model), usual_mesh(tp=tp, pp=pp, vocabulary=True),
                      BatchSizes(batch, tokens))

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from formats.storage.select import select as select
     from opmatrix.algebra import monoids as monoids
     from opmatrix.algebra.batch.batch import *  # noqa: F403
+    from opmatrix.algebra.batch.batch_sizes import BatchSizes as BatchSizes
     from opmatrix.algebra.monoid import *  # noqa: F403
     from opmatrix.algebra.operators import *  # noqa: F403
     from opmatrix.algebra.oracles import *  # noqa: F403
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from opmatrix.parallel.search.plans import plan as plan
     from opmatrix.parallel.sharding.mesh import Mesh as Mesh
     from opmatrix.parallel.sharding.partition import partition as partition
-    from opmatrix.parallel.sharding.redistribute import BatchSizes as BatchSizes
     from opmatrix.runtime.program import Program as Program
     from rewrites.explain.derivations.schedules import schedule as schedule
     from rewrites.explain.exploring.exploration import explore as explore
@@ -95,7 +95,7 @@ DOOR = {                                                    # and by name: the m
     "partition": ("opmatrix.parallel.sharding.partition", "partition"),
     "Mesh": ("opmatrix.parallel.sharding.mesh", "Mesh"),
     "plan": ("opmatrix.parallel.search.plans", "plan"),
-    "BatchSizes": ("opmatrix.parallel.sharding.redistribute", "BatchSizes"),
+    "BatchSizes": ("opmatrix.algebra.batch.batch_sizes", "BatchSizes"),
     "pullback": ("opmatrix.autodiff.pullback", "pullback"), "dropout": ("opmatrix.autodiff.backward_kinds", "drop"),
     "timed_step": ("opmatrix.parallel.cost.timed_step", "timed_step"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}

@@ -13,6 +13,7 @@ from rewrites.egraph.layers import Model, Part, outputs, parts
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.law import Law
+from rewrites.lowering.attempts import Attempts, describe_failure
 from rewrites.lowering.float32_range import list_arrays
 from rewrites.lowering.lower import plainly
 from rewrites.lowering.price import TimeModel
@@ -20,7 +21,7 @@ from rewrites.lowering.representations import NUMBER_TYPES, Representable
 from rewrites.search.approximation import Approximation
 from rewrites.search.emit import ConstantKey, Emitter
 from rewrites.search.search import SearchSpace, Structure, cheapest
-from rewrites.workload.phases import Attempts, Tell, describe_failure
+from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload
 
 

@@ -9,6 +9,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.models import build
@@ -17,7 +18,6 @@ from opmatrix.parallel.ranks.virtual import run
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh, meet
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 VOCABULARY = 23
 TABLES = "payload", "wire", "messages"

@@ -9,6 +9,7 @@ from partitioned import Compared, advised, ids_of, random_arrays, random_axes, r
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.autodiff.learning import cross_entropy
 from opmatrix.autodiff.pullback import pullback
 from opmatrix.models import build, head
@@ -17,7 +18,6 @@ from opmatrix.parallel.ranks.ranks import Meter
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.backward_ranks import run_backward
 from opmatrix.parallel.train.backward_split import BackwardSplit
 

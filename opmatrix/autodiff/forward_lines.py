@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.batch.mixtures import contracts, find_mixtures
 from opmatrix.algebra.batch.traced import Operation, Trace, TracedValue, renumber
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.positions.distances import SLOPES
@@ -15,8 +16,6 @@ from opmatrix.algebra.positions.patterns import Pattern, everyone, sequence
 from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
 from opmatrix.autodiff.backward_kinds import drop
-from opmatrix.parallel.sharding.carrying import contracts
-from opmatrix.parallel.sharding.moe_layers import find_mixtures
 
 VIEWS = "split", "join", "turn", "repeat"                   # the numbers of another value in another order
 SOURCES = "given", "related", "by_distance"                 # what every rank knows, whatever was computed

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.autodiff.forward_lines import VIEWS, Forward, is_product
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 PROBED = 8192                                               # for a size with a name that has no number
 SMALL = dict(b=1, s=2048, a=32)

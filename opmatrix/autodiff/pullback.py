@@ -14,6 +14,7 @@ import sympy
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra.attributes import brief
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.batch.traced import Operation, Trace, TracedValue
 from opmatrix.algebra.data import Data, Numeric
@@ -25,7 +26,6 @@ from opmatrix.autodiff.forward_lines import Forward, traced_forward
 from opmatrix.autodiff.least_saved import least_kept
 from opmatrix.autodiff.line_readings import COTANGENT, computed_lines, term_of
 from opmatrix.autodiff.vjp_rules import PULLS, refuse, teaches
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
 

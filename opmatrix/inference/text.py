@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.files.directory.tokenizer_limits import check_limits
 from opmatrix.inference.parsed_ahead import ParsedAhead
 from opmatrix.inference.pooling import MEAN, Pooling
+from opmatrix.inference.tokenizer_limits import check_limits
 
 if TYPE_CHECKING:
     import tokenizers

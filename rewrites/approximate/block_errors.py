@@ -19,12 +19,12 @@ from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.approximate import trials
 from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, Trials, join_batches, sample, try_steps
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 from rewrites.search.sparse_attention import sparse_attention_candidates
 from rewrites.search.substitutions import LAYER_DROPPED, BlockSubstitution, list_substitutions
 from rewrites.verify.differences import difference
-from rewrites.workload.phases import Attempts
 from rewrites.workload.workload import Workload
 
 ROUNDING = 2.0 ** -24                                       # relative: what float32 does not tell from nothing

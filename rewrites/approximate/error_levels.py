@@ -12,13 +12,14 @@ from opmatrix.runtime.program import Program
 from rewrites.approximate.proposals import Choices, chosen_methods, undominated
 from rewrites.approximate.trials import LARGE
 from rewrites.extraction import Infeasible
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import is_plain
 from rewrites.search.approximation import by
 from rewrites.search.search import Structure
 from rewrites.verify.differences import Change
 from rewrites.verify.programs import unrounded
 from rewrites.verify.routed import Reference, ScoreMove, redrawn, score_moves
-from rewrites.workload.phases import Attempts, Tell
+from rewrites.workload.phases import Tell
 
 ERROR_LEVELS = (0.005, 0.05, 0.15, 0.4)                     # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))          # of seconds, bytes, error: the fastest, the smallest

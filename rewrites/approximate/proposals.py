@@ -19,6 +19,7 @@ from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
 from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import measure_weights
 from rewrites.laws.kernel_law import STACK
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import Lowering, Method, Use
 from rewrites.lowering.narrowing import narrowed
 from rewrites.lowering.representations import Representable
@@ -26,7 +27,6 @@ from rewrites.search.approximation import Approximation
 from rewrites.search.emit import ConstantKey, Emitter
 from rewrites.search.fit import Fitter, WeightKey
 from rewrites.search.search import SearchSpace, Structure
-from rewrites.workload.phases import Attempts
 
 
 @dataclass

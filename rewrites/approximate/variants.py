@@ -22,6 +22,7 @@ from rewrites.approximate.proposals import Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.approximate.trials import sample
 from rewrites.extraction import Infeasible
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import Method
 from rewrites.lowering.representations import Representable, only_narrows
 from rewrites.metrics.quality import Quality
@@ -29,7 +30,7 @@ from rewrites.search.emit import Emitter
 from rewrites.search.search import SearchSpace, Structure, cheapest
 from rewrites.verify.differences import difference
 from rewrites.verify.routed import Reference
-from rewrites.workload.phases import Attempts, Tell
+from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, calibration
 
 BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge

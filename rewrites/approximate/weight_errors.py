@@ -15,13 +15,13 @@ from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import TURNED, Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices, stored_bytes
 from rewrites.lowering.representations import keeps_width
 from rewrites.search.fit import Fitter, head_squares
 from rewrites.verify.differences import difference
-from rewrites.workload.phases import Attempts
 
 SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
 COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice its rows

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, Datasheet
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.named_sizes import find_names
 from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import open_model
@@ -21,7 +22,6 @@ from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import WAYS, Partition, partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.sharding.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
 from opmatrix.runtime.pricing import datasheet
 from rewrites.cli.predict import open_promised

@@ -15,10 +15,10 @@ from formats.storage.select import sampled
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
 from rewrites.egraph.template import Template
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.half_numbers import SAMPLED_NUMBERS, exactly_half, has_half, sample_numbers
 from rewrites.lowering.kernel_matches import leaf
 from rewrites.lowering.lower import EXACT, TURNED, Lowering, Method, Use
-from rewrites.workload.phases import Attempts
 
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be

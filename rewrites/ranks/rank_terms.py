@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from opmatrix.algebra import nodes
+from opmatrix.algebra.batch.batch_sizes import Bounds, Role
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.batch.traced import sliced
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.ranks import Meter, Rank
-from opmatrix.parallel.sharding.axis_states import Bounds, Role
 from opmatrix.parallel.sharding.cost_formulas import stored_arrays
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.placement import Coordinates

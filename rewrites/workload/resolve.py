@@ -15,10 +15,10 @@ from formats.machine.model import Machine
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.end_tokens import end_tokens
 from opmatrix.files.fetch import MODELS
 from opmatrix.files.hub import is_hub_name
 from opmatrix.files.saving import REPORT
-from opmatrix.inference.end_tokens import end_tokens
 from opmatrix.inference.pooling import MEAN
 from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.program import Program

@@ -8,7 +8,7 @@ from speakers import BYTES, gpt2
 
 from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
-from opmatrix.inference.end_tokens import end_tokens
+from opmatrix.files.end_tokens import end_tokens
 from opmatrix.inference.generation import find_ends
 from rewrites.workload.resolve import source
 

@@ -15,6 +15,7 @@ import opmatrix as om
 from formats.core.errors import InputError
 from formats.machine.links import Link
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.operators import I, const, gelu, heads, keep_top, share, total, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
@@ -25,7 +26,6 @@ from opmatrix.parallel.ranks.virtual import run
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh, usual_mesh
 from opmatrix.parallel.sharding.partition import Partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.runtime.pricing import datasheet
 
 GIVEN = dict(vocab_size=23, hidden_size=12, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=1,

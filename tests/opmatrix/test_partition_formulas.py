@@ -9,11 +9,11 @@ from partitioned import BERT, GPT2, LLAMA, TABLES, compared, crossed, gathered, 
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.models import build, known, name_sizes, promised
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 MESHES = {
     "tensor": dict(tp=(2, "tensor")),

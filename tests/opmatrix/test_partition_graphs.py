@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.operators import given, heads, layernorm, pick, product, relation, relu, row, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import among, causal, sequence
@@ -19,7 +20,6 @@ from opmatrix.parallel.sharding.cost_formulas import Booked
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 EDGES, WIDTH = relation("edges", "V", "V"), 6
 RNG = np.random.default_rng(0)

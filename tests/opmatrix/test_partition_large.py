@@ -5,12 +5,12 @@ import tracemalloc
 import pytest
 import sympy
 
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 LAYERS, WIDTH, INNER, HEADS, TOKENS, POSITIONS = 61, 7168, 18432, 128, 129280, 4096
 DEEP = dict(model_type="llama", vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=INNER, rms_norm_eps=1e-6,

@@ -10,6 +10,7 @@ from formats.core.errors import InputError
 from formats.machine.collectives import collective_seconds
 from formats.machine.datasheets import datasheet, load_clusters
 from formats.machine.links import levels_of
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.models import promised
 from opmatrix.parallel.cost.constants import Constants, load_constants
 from opmatrix.parallel.cost.fit_constants import FRACTIONS, fit_constants
@@ -22,7 +23,6 @@ from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 GPT = dict(model_type="gpt2", vocab_size=51200, n_embd=2048, n_positions=1024, n_head=16, n_layer=24)
 HOW = Strategy(dp=2, tp=2, pp=2, micro_batch=2, recompute="full", context="ulysses", precision="float16", overlap=False)

@@ -7,6 +7,7 @@ from trained_ranks import without_a_dual
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.autodiff.learning import Adam, cross_entropy
@@ -21,7 +22,6 @@ from opmatrix.parallel.launch.train_runs import train_plan
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.decode_ranks import DecodePlan, decode_virtual
 from opmatrix.parallel.train.requested_steps import TrainAsked, TrainPlan
 from opmatrix.parallel.train.train_ranks import LossNotFinite, train_virtual

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
-from opmatrix.files.directory.tokenizer_limits import check_expression
 from opmatrix.inference.pooling import Pooling
 from opmatrix.inference.text import LineReading, Parts, ReadableIds, Tokenizer, read_lines, sentences
+from opmatrix.inference.tokenizer_limits import check_expression
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import sympy
 from partitioned import GPT2
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.display.timeline import Bar, chrome_trace, timeline_picture, write_timeline
 from opmatrix.parallel.cost.step_time import exposed
 from opmatrix.parallel.cost.timed_step import timed_step
 from opmatrix.parallel.schedules.simulated import bars_of
 from opmatrix.parallel.sharding.mesh import usual_mesh
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.runtime.pricing import datasheet
 
 SMALL = GPT2 | dict(n_layer=8)

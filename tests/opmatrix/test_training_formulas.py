@@ -11,6 +11,7 @@ import sympy
 from partitioned import ANY, LLAMA
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.shapes import size
 from opmatrix.models import promised
 from opmatrix.parallel.cost.formulas import busiest
@@ -19,7 +20,6 @@ from opmatrix.parallel.cost.step_time import STATES
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.backward_split import BackwardSplit
 
 B, S, H, A, T = map(size, "bshat")

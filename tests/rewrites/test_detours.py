@@ -21,6 +21,7 @@ from rewrites import run
 from rewrites.approximate.block_errors import ROUNDING, BlockTrials, measure_blocks
 from rewrites.approximate.budgets import Budgets
 from rewrites.laws import EXACT_LAWS
+from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.representations import Representable
 from rewrites.report.results import save
 from rewrites.search.search import SearchSpace, search
@@ -32,7 +33,6 @@ from rewrites.search.substitutions import (
     part_factors,
     substitute_blocks,
 )
-from rewrites.workload.phases import Attempts
 
 N, WORDS, NEARLY = 16, 30, (2, 4)                           # width, vocabulary, layers that hardly add anything
 FIRST, SECOND = slice(0, N // 2), slice(N // 2, N)

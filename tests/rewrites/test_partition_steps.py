@@ -2,11 +2,11 @@
 import pytest
 import sympy
 
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Promised
 from opmatrix.models import build
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from rewrites.explain.derivations.partitioned import derivation_of, runs
 from rewrites.laws.law import PARTITION
 

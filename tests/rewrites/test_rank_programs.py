@@ -8,6 +8,7 @@ import standin
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.models import build
@@ -15,7 +16,6 @@ from opmatrix.parallel.sharding.factor_chain import chain
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from rewrites.ranks.checked_ranks import check_ranks
 from rewrites.ranks.driven_ranks import run_programs
 from rewrites.ranks.searched_ranks import compile_ranks

@@ -10,6 +10,7 @@ from children import ROOT
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
@@ -40,7 +41,6 @@ from opmatrix.parallel.sharding.axis_states import all_bounds, mergeable
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.sharding.spreading import Split
 from rewrites.laws import splitting
 from rewrites.laws.kinds import right, with_heads

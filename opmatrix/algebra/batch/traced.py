@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from opmatrix.algebra.batch.batch_sizes import Bounds, Role
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data, Promised
@@ -14,7 +15,6 @@ from opmatrix.algebra.nodes import weight
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Shape
 from opmatrix.algebra.term import Operator, read
-from opmatrix.parallel.sharding.axis_states import Bounds, Role
 
 
 class Operation(NamedTuple):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import sympy
 
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.step_costs import BackwardBooked
-from opmatrix.parallel.sharding.carrying import contracts
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.train.moe_gradients import BACK
 

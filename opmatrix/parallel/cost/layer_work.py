@@ -11,6 +11,7 @@ from functools import cache
 from typing import Literal, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
@@ -28,7 +29,6 @@ from opmatrix.parallel.sharding.cost_formulas import add_up
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
 from opmatrix.parallel.sharding.placement import Placement
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import Datasheet
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
@@ -16,7 +17,6 @@ from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 
 RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 

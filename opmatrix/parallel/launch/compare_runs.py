@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
@@ -18,7 +19,6 @@ from opmatrix.parallel.launch.prepared import Prepared
 from opmatrix.parallel.launch.train_runs import decode_plan, made_tokens, mean_losses, train_plan
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import Partition, partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.requested_steps import USUAL, TrainPlan
 from opmatrix.parallel.train.train_ranks import train_virtual
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from opmatrix.algebra.batch.batch_sizes import Bounds
 from opmatrix.algebra.batch.traced import MATRIX_AXES
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.parallel.sharding.axis_states import Bounds, Cut
+from opmatrix.parallel.sharding.axis_states import Cut
 from opmatrix.parallel.sharding.partition import FactorGroup, Partition
 from opmatrix.parallel.sharding.placement import Placement
 

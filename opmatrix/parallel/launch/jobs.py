@@ -9,6 +9,7 @@ from zlib import crc32
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.term import Operator
 from opmatrix.autodiff.learning import TARGETS, cross_entropy
@@ -19,7 +20,6 @@ from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import Partition, partition
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.train.requested_steps import TrainAsked
 
 

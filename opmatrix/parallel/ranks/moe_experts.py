@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.term import Operator
-from opmatrix.parallel.sharding.carrying import contracts
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.moe_rows import live_lines

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import ROLES, Bounds, Dims, Role
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.relations import Relation, Sparse
 from opmatrix.algebra.batch.traced import sliced_at
 from opmatrix.algebra.data import Data, Numeric
@@ -19,10 +21,9 @@ from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
 from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held
-from opmatrix.parallel.sharding.axis_states import ROLES, Bounds, Cut, Dims, Needed, Partial, Role, bounds, widths
+from opmatrix.parallel.sharding.axis_states import Cut, Needed, Partial, bounds, widths
 from opmatrix.parallel.sharding.block_mask import seen_blocks, sent_blocks, visibility
 from opmatrix.parallel.sharding.carrier_pieces import Carriers, cut_piece, each_of, unit_size
-from opmatrix.parallel.sharding.carrying import contracts
 from opmatrix.parallel.sharding.cost_formulas import stored_arrays, stored_dims, stored_key
 from opmatrix.parallel.sharding.feeds import Feed, OneHot, window
 from opmatrix.parallel.sharding.haloed import named_rows, own_rows, part_of_relation

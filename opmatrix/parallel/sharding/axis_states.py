@@ -3,30 +3,15 @@ merged yet. Sizes are numbers or expressions; `Piece` is what a rank holds of a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.batch_sizes import Bounds, Role
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import LiveSize, as_int
-
-Role: TypeAlias = Literal["batch", "heads", "rows", "cols"]
-ROLES: tuple[Role, ...] = ("batch", "heads", "rows", "cols")         # the dimensions of a value, in order
-Bounds: TypeAlias = tuple[int, int]
-
-
-class Dims(NamedTuple):
-    """The numbers of a value: sequences x heads x rows x columns. What has no rows of a sequence has a batch of one."""
-    batch: LiveSize = 1
-    heads: LiveSize = 1
-    rows: LiveSize = 1
-    cols: LiveSize = 1
-
-    @property
-    def numbers(self) -> LiveSize: return self.batch * self.heads * self.rows * self.cols
-    def __str__(self) -> str: return " × ".join(map(str, self))
 
 
 class Cut(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from opmatrix.algebra.batch.batch_sizes import Dims
 from opmatrix.algebra.data import Numeric
-from opmatrix.parallel.sharding.axis_states import Cut, Dims
+from opmatrix.parallel.sharding.axis_states import Cut
 
 Carriers: TypeAlias = tuple[Numeric, ...]
 

@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
-
-
-def contracts(matrix: Operator) -> bool:
-    """Whether an operator is a stored matrix whose rows may be cut: it merges what comes in."""
-    return not matrix.constant and not matrix.diagonal and not matrix.entrywise and any(
-        isinstance(each, Data) for each in matrix.args)
 
 
 def divisible(matrix: Operator) -> bool:

@@ -9,20 +9,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import sympy
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import Dims
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.parallel.sharding.axis_states import (
-    AxisState,
-    Cut,
-    Dims,
-    Largest,
-    Needed,
-    Partial,
-    carried_columns,
-    piece,
-)
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Largest, Needed, Partial, carried_columns, piece
 from opmatrix.parallel.sharding.block_mask import seen_blocks, sees_all, sent_blocks
-from opmatrix.parallel.sharding.carrying import contracts
 from opmatrix.parallel.sharding.haloed import HALO_ROWS, HeldEntries, Receivers, SentRows
 from opmatrix.parallel.sharding.mesh import Axis, Mesh
 from opmatrix.parallel.sharding.moe_dispatch import ASKED

@@ -10,13 +10,14 @@ from operator import matmul
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import trace
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.shapes import H, Shape
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.sharding.axis_states import all_bounds
-from opmatrix.parallel.sharding.carrying import Cuttable, asked_of, contracts
+from opmatrix.parallel.sharding.carrying import Cuttable, asked_of
 
 
 class Factor(NamedTuple):

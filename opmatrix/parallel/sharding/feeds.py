@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import ROLES, Dims, Role
 from opmatrix.algebra.batch.relations import GIVEN, Relation, Sparse, of_sentences
 from opmatrix.algebra.data import Numeric
-from opmatrix.parallel.sharding.axis_states import ROLES, Dims, Role
 
 
 class OneHot(NamedTuple):

@@ -10,9 +10,10 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
+from opmatrix.algebra.batch.batch_sizes import Bounds
 from opmatrix.algebra.batch.relations import Relation, Sparse
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.parallel.sharding.axis_states import Bounds, bounds
+from opmatrix.parallel.sharding.axis_states import bounds
 
 Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # of rows or cols, between so many ranks, at a coordinate
 HALO_ROWS, COLS = "rows", "cols"

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias
 import sympy
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import Role
 from opmatrix.algebra.shapes import LiveSize, size
-from opmatrix.parallel.sharding.axis_states import Coordinate, Role
+from opmatrix.parallel.sharding.axis_states import Coordinate
 
 Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 

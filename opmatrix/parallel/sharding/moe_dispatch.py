@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import Dims
+from opmatrix.algebra.batch.mixtures import Mixture
 from opmatrix.algebra.data import Data
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut
 from opmatrix.parallel.sharding.mesh import Axis, nearest_divisor
-from opmatrix.parallel.sharding.moe_layers import BodyStates, Mixture, cut_body, stacks
+from opmatrix.parallel.sharding.moe_layers import BodyStates, cut_body, stacks
 from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
 from opmatrix.parallel.sharding.redistribute import Ground, RankStep
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import sympy
 
+from opmatrix.algebra.batch.batch_sizes import Dims
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.parallel.sharding.axis_states import Coordinate, Dims, Largest, Piece, even
-from opmatrix.parallel.sharding.carrying import contracts
+from opmatrix.parallel.sharding.axis_states import Coordinate, Largest, Piece, even
 from opmatrix.parallel.sharding.mesh import Axis, Mesh
 from opmatrix.parallel.sharding.moe_dispatch import ASKED
 from opmatrix.parallel.sharding.placement import local

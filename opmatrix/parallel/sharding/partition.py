@@ -13,19 +13,19 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix import body
+from opmatrix.algebra.batch.batch_sizes import BatchSizes, Dims
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T
 from opmatrix.algebra.term import Operator
 from opmatrix.models import promised
 from opmatrix.models.config import Settings
-from opmatrix.parallel.sharding.axis_states import Dims, piece
+from opmatrix.parallel.sharding.axis_states import piece
 from opmatrix.parallel.sharding.carrying import asked_of
 from opmatrix.parallel.sharding.cost_formulas import Booked, Crossing, add_up, gathers
 from opmatrix.parallel.sharding.factor_chain import Factor, chain, cut_stages
 from opmatrix.parallel.sharding.haloed import FromRelation
 from opmatrix.parallel.sharding.mesh import HOST, Mesh
 from opmatrix.parallel.sharding.placement import local
-from opmatrix.parallel.sharding.redistribute import BatchSizes
 from opmatrix.parallel.sharding.spreading import Split
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from opmatrix.algebra.batch.batch_sizes import Dims, Role
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, piece
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Needed, Partial, piece
 from opmatrix.parallel.sharding.haloed import HALO_ROWS, NamedRows
 from opmatrix.parallel.sharding.mesh import Mesh
 

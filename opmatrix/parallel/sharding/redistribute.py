@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from formats.core.errors import InputError
-from opmatrix.algebra.batch.relations import GIVEN as GIVEN_RELATIONS
-from opmatrix.algebra.batch.relations import Relation, Sparse, of_sentences
+from opmatrix.algebra.batch.batch_sizes import BatchSizes, Dims, Role
+from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.traced import Operation
-from opmatrix.algebra.shapes import LiveSize, S, Shape, Space, T, size, space
+from opmatrix.algebra.shapes import LiveSize, Space
 from opmatrix.algebra.term import Operator
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Needed, Partial, Role, describe
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Needed, Partial, describe
 from opmatrix.parallel.sharding.carrying import Cuttable, Grain
 from opmatrix.parallel.sharding.mesh import Axis, Mesh
 from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
@@ -43,44 +41,6 @@ class RankStep(NamedTuple):
         """With that rule for an axis on which it lies in that state."""
         rest = tuple(each for each in self.rules if each[0] != k)
         return self._replace(rules=rest if state is None else (*rest, (k, name)))
-
-
-class BatchSizes(NamedTuple):
-    """How large a batch is: so many sequences of so many tokens, and rows of other spaces. `relations`, matrices by
-    name, say how many entries a rank has and which rows it sends; without them these are sizes with names."""
-    sequences: LiveSize = size("b")
-    tokens: LiveSize = size("s")
-    spaces: Mapping[str, LiveSize] = {}
-    relations: Mapping[str, object] = {}
-
-    def rows(self, rows: LiveSize) -> LiveSize:
-        """Rows of a sequence, or of a space that has no sequences."""
-        if rows is T: return self.tokens
-        if rows is S: return 1
-        return self.spaces.get(str(rows), rows) if isinstance(rows, Space) else rows
-
-    def entries(self, name: str) -> Sparse | None:
-        """The entries of a relation, of one sequence where it is within sequences; None where nothing says them."""
-        if name in self.relations: return Sparse.of(self.relations[name], f"BatchSizes: relation {name!r}")
-        if name not in GIVEN_RELATIONS or not isinstance(self.tokens, int): return None
-        return of_sentences(name, np.array([0, self.tokens]))
-
-    def check(self, relation: Relation) -> None:
-        """Raises InputError for a relation between tokens of several sequences, and for entries of other sizes."""
-        if not relation.custom: return
-        if {"T", "S"} & {relation.rows, relation.cols} and self.sequences != 1:
-            raise InputError(f"partition: relation {relation} is of all {self.sequences} sequences together: give one, "
-                             "BatchSizes(1, tokens), or its rows a space of their own")
-        if (found := self.entries(relation.name)) is None: return
-        wanted = [self.rows(space(name)) for name in (relation.rows, relation.cols)]
-        if any(isinstance(n, int) and n != own for n, own in zip(wanted, found.shape, strict=True)):
-            raise InputError(f"partition: relation {relation} is {found.shape[0]} × {found.shape[1]}, and the sizes "
-                             f"are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
-
-    def dims(self, shape: Shape, level: bool = False) -> Dims:
-        if level: return Dims(1, shape.heads, 1, shape.cols)
-        batch = self.sequences if {T, S} & {shape.rows, shape.cols} else 1
-        return Dims(batch, shape.heads, self.rows(shape.rows), self.rows(shape.cols))
 
 
 class WaitingScores(NamedTuple):

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import Dims
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import Shape, space
 from opmatrix.algebra.term import Operator
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Needed, Partial, mergeable
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Needed, Partial, mergeable
 from opmatrix.parallel.sharding.placement import Placement, pass_rule, product_rules, role_of
 from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankStep, Ruling, WaitingScores
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opmatrix.algebra.batch.batch_sizes import Dims
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.parallel.sharding.axis_states import Cut, Dims, mergeable
+from opmatrix.parallel.sharding.axis_states import Cut, mergeable
 from opmatrix.parallel.sharding.block_mask import seen_blocks
 from opmatrix.parallel.sharding.carrying import Grain
 from opmatrix.parallel.sharding.mesh import Axis

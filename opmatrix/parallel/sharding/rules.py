@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.oracles import reduced
 from opmatrix.algebra.shapes import divides
 from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial, mergeable
-from opmatrix.parallel.sharding.carrying import contracts, divisible
+from opmatrix.parallel.sharding.carrying import divisible
 from opmatrix.parallel.sharding.mesh import Axis
 from opmatrix.parallel.sharding.placement import pass_rule, role_of
 from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, Ruling, SplitRule, heads_for_rows

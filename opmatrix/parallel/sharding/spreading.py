@@ -7,16 +7,17 @@ from types import MappingProxyType
 from typing import Any
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import BatchSizes, Dims
+from opmatrix.algebra.batch.mixtures import Mixture, contracts, find_mixtures
 from opmatrix.algebra.batch.traced import Operation, renumber, trace
 from opmatrix.algebra.shapes import Shape, Space, T
 from opmatrix.algebra.term import Operator
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Partial
-from opmatrix.parallel.sharding.carrying import Cuttable, asked_of, contracts
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial
+from opmatrix.parallel.sharding.carrying import Cuttable, asked_of
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.moe_dispatch import ask_experts
-from opmatrix.parallel.sharding.moe_layers import Mixture, find_mixtures
 from opmatrix.parallel.sharding.placement import Placement, role_of
-from opmatrix.parallel.sharding.redistribute import GIVEN, BatchSizes, Ground, RankStep, Ruling, WaitingScores
+from opmatrix.parallel.sharding.redistribute import GIVEN, Ground, RankStep, Ruling, WaitingScores
 from opmatrix.parallel.sharding.relating import check_pattern
 from opmatrix.parallel.sharding.ring_attention import computed, deferred
 from opmatrix.parallel.sharding.rules import RULES

@@ -13,9 +13,10 @@ from formats.core.arrays import FormatError
 from formats.core.errors import InputError, suggest_name
 from formats.core.sizes import n, nnz, p
 from formats.machine.datasheets import BYTES
+from opmatrix.algebra.batch.batch_sizes import Dims
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, as_int
-from opmatrix.parallel.sharding.axis_states import Coordinate, Dims, even
+from opmatrix.parallel.sharding.axis_states import Coordinate, even
 from opmatrix.parallel.sharding.partition import Partition
 
 PROBED_SIZES = 4096, 8192

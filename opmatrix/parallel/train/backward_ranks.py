@@ -12,6 +12,7 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.positions.visibility import shares_of
 from opmatrix.algebra.shapes import LiveSize
@@ -28,7 +29,7 @@ from opmatrix.parallel.sharding.cost_formulas import CROSSED, Crossing, add_up
 from opmatrix.parallel.sharding.feeds import Feed, OneHot
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.placement import Coordinates, Placement, copy_holders
-from opmatrix.parallel.sharding.redistribute import BatchSizes, RankStep, last_reads
+from opmatrix.parallel.sharding.redistribute import RankStep, last_reads
 from opmatrix.parallel.train.backward_split import BackwardSplit
 from opmatrix.parallel.train.moe_gradients import ExpertGradients
 

@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import BatchSizes, Dims
+from opmatrix.algebra.batch.mixtures import Mixture, contracts
 from opmatrix.algebra.batch.traced import Operation, renumber
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import Shape
 from opmatrix.autodiff.forward_lines import is_product
 from opmatrix.autodiff.line_readings import COTANGENT
 from opmatrix.autodiff.pullback import PassPhase, Pulled
-from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Dims, Partial
-from opmatrix.parallel.sharding.carrying import Cuttable, asked_of, contracts
+from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial
+from opmatrix.parallel.sharding.carrying import Cuttable, asked_of
 from opmatrix.parallel.sharding.cost_formulas import stored_arrays
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.moe_dispatch import ask_experts
-from opmatrix.parallel.sharding.moe_layers import Mixture
 from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
-from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, BatchSizes, Ground, Ruling, WaitingScores
+from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, Ruling, WaitingScores
 from opmatrix.parallel.sharding.spreading import Split, patterns_of_scores
 from opmatrix.parallel.train.moe_gradients import BACK, MIXTURE, PART, split_mixture, split_part
 

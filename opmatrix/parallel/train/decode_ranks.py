@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.positions.patterns import Pattern, parse
@@ -25,7 +26,7 @@ from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import Partition, partition
 from opmatrix.parallel.sharding.placement import Coordinates, found_at
-from opmatrix.parallel.sharding.redistribute import BatchSizes, RankStep
+from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import Split
 
 NextTokens: TypeAlias = NDArray[np.int64]

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.parallel.sharding.axis_states import Dims
+from opmatrix.algebra.batch.batch_sizes import Dims
 
 
 class DropMasks(NamedTuple):

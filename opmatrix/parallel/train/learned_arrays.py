@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from formats.core.errors import InputError
+from opmatrix.algebra.batch.batch_sizes import Dims
 from opmatrix.algebra.data import Data
 from opmatrix.autodiff.pullback import name_of_array
-from opmatrix.parallel.sharding.axis_states import Cut, Dims, Partial
+from opmatrix.parallel.sharding.axis_states import Cut, Partial
 from opmatrix.parallel.sharding.cost_formulas import StoredKey, stored_dims, stored_key
 from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.parallel.sharding.placement import Placement

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import sympy
 
+from opmatrix.algebra.batch.mixtures import Mixture, contracts
 from opmatrix.algebra.batch.traced import Operation, TracedValue
 from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.nodes import diag, weight
@@ -19,10 +20,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.autodiff.backward_kinds import derivative, derivative_of
 from opmatrix.autodiff.vjp_rules import pulls, refuse, teaches
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert, CountFlops, entry, expert_of
-from opmatrix.parallel.sharding.carrying import contracts
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.moe_dispatch import mixture_steps
-from opmatrix.parallel.sharding.moe_layers import Mixture
 from opmatrix.parallel.sharding.placement import Placement
 from opmatrix.parallel.sharding.redistribute import RankStep
 
