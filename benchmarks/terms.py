@@ -37,10 +37,10 @@ from formats.machine.local import learning
 from opmatrix.algebra import monoids
 from opmatrix.algebra.operators import I, cols, elu, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
 from opmatrix.runtime.codegen.row_reading import NotByRows
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel, time_terms
-from opmatrix.runtime.meanings import bound, meaning
 from opmatrix.runtime.measure import measure
 from opmatrix.runtime.pricing import catalogue, this_machine
 

@@ -129,8 +129,8 @@ class OldModules:
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of an old name in this package, whose import is an error; None for any other module."""
-        if not name.startswith("opmatrix."): return None
+        """The spec of an old name here or in `rewrites`, whose import is an error; None for any other module."""
+        if not name.startswith(("opmatrix.", "rewrites.")): return None
         return cast("ModuleSpec | None", import_module("formats.core.moved").OldName.find_spec(name))
 
 

@@ -9,11 +9,11 @@ from opmatrix.algebra.term import Operator
 from opmatrix.display.progress import unheard
 from opmatrix.runtime.program import Constant, Program
 from rewrites.approximate.trials import LARGE
+from rewrites.egraph.attempts import Attempts, describe_failure
 from rewrites.egraph.layers import Model, Part, outputs, parts
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.law import Law
-from rewrites.lowering.attempts import Attempts, describe_failure
 from rewrites.lowering.float32_range import list_arrays
 from rewrites.lowering.lower import plainly
 from rewrites.lowering.price import TimeModel

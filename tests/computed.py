@@ -16,10 +16,10 @@ from opmatrix.algebra.operators import I, const, given, pick, product, symbol, t
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, formula
 from opmatrix.inference.session import some
-from opmatrix.runtime.by_sequence import sentence_rows
+from opmatrix.runtime.declarations.by_sequence import sentence_rows
+from opmatrix.runtime.declarations.meanings import meaning, widen_value
+from opmatrix.runtime.declarations.operands import C, Tables
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import meaning, widen_value
-from opmatrix.runtime.operands import C, Tables
 from rewrites.egraph.egraph import saturate
 from rewrites.egraph.template import Template
 from rewrites.laws.flat import flat

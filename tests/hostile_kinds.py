@@ -15,7 +15,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.inference.text import read_lines
 from rewrites.approximate import error_cache as remember
-from rewrites.cli import environment
+from rewrites.cli.machine import environment
 from rewrites.extraction import serialised
 from rewrites.metrics.pairs import SentencePairs
 from rewrites.metrics.reported import Reported

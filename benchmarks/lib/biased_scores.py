@@ -10,9 +10,9 @@ import opmatrix as om
 from formats import kernels
 from formats.host.threads import limit, threads
 from opmatrix.algebra.term import Operator
-from opmatrix.runtime.by_sequence import near_keys
+from opmatrix.runtime.declarations.by_sequence import near_keys
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import bound, meaning
 from opmatrix.runtime.measure import measure
 from opmatrix.runtime.pricing import datasheet
 

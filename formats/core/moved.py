@@ -14,7 +14,7 @@ MOVED_FILE = Path(__file__).with_suffix(".json")
 
 
 @cache
-def moved() -> dict[str, str]:
+def new_names() -> dict[str, str]:
     """Old names of modules, each with the new one."""
     table: dict[str, str] = json.loads(MOVED_FILE.read_text("utf-8"))
     return table
@@ -22,13 +22,13 @@ def moved() -> dict[str, str]:
 
 def current(name: str) -> str:
     """The name that a module has now."""
-    return moved().get(name, name)
+    return new_names().get(name, name)
 
 
 def directions(name: str) -> str:
     """Where a module is now; of a room also its modules that are not there under the name that they had."""
     room = current(name)
-    apart = [f"{old} is {new}" for old, new in moved().items()
+    apart = [f"{old} is {new}" for old, new in new_names().items()
              if old.rpartition(".")[0] == name and new != f"{room}.{old.rpartition('.')[2]}"]
     return "; ".join([f"{name} is {room} since opmatrix {SINCE}", *apart])
 
@@ -40,7 +40,7 @@ class OldName:
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The spec of an old name of ours; None for any other module."""
         ours = name.startswith(("formats.", "opmatrix.", "rewrites."))
-        return ModuleSpec(name, cls) if ours and name in moved() else None     # type: ignore[arg-type]
+        return ModuleSpec(name, cls) if ours and name in new_names() else None     # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> NoReturn:

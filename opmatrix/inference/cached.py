@@ -10,8 +10,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import HELD
 from opmatrix.algebra.batch.signature import FLOAT, Port, check_cache
 from opmatrix.algebra.positions.patterns import FAR, Pattern, parse
-from opmatrix.runtime.arguments import Arguments
-from opmatrix.runtime.operands import C, Heads
+from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.runtime.declarations.operands import C, Heads
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern

@@ -10,7 +10,7 @@ from opmatrix.algebra.positions.patterns import among, everyone, parse
 from opmatrix.algebra.shapes import H, brief
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.inference.cached import CAUSAL, ELSEWHERE, looks_back
-from opmatrix.runtime.operands import C
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.program import OUTPUT
 
 

@@ -19,7 +19,7 @@ from formats.disk.files import open_regular, open_stream, reason, replacing, wri
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import ProgressLine
 from opmatrix.inference.text import LineReading, Tokenizer
-from opmatrix.runtime.operands import Rows
+from opmatrix.runtime.declarations.operands import Rows
 
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program

@@ -14,8 +14,8 @@ from opmatrix.algebra.batch.signature import GivenMatrix, Port, widened
 from opmatrix.algebra.data import ids
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.buffers.slots import take_in
-from opmatrix.runtime.by_sequence import held
-from opmatrix.runtime.operands import C
+from opmatrix.runtime.declarations.by_sequence import held
+from opmatrix.runtime.declarations.operands import C
 
 if TYPE_CHECKING:
     from opmatrix.inference.session import Pages

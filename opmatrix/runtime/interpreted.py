@@ -18,8 +18,8 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.positions.visibility import needed
 from opmatrix.algebra.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.algebra.term import Operator, read
-from opmatrix.runtime.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.codegen.custom_things import name_kind, name_monoid
+from opmatrix.runtime.declarations.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.terms import measured, parse_operator
 
 UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "

@@ -26,7 +26,7 @@ from opmatrix.inference.embed import BATCH_ROWS, OnProgress, Texts, embed_texts,
 from opmatrix.inference.pooling import Pooling
 from opmatrix.inference.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.codegen.infinite import check_numbers
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.reopened import Reopened
 from opmatrix.runtime.schedule import Schedule

@@ -17,7 +17,7 @@ from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
 from opmatrix.runtime.buffers.planner import Plan
 from opmatrix.runtime.buffers.slots import GroupTable, Slots
-from opmatrix.runtime.operands import number_of, round_to_lines
+from opmatrix.runtime.declarations.operands import number_of, round_to_lines
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 

@@ -17,13 +17,13 @@ from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.signature import WIDEST, Port, widened
 from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.runtime.arguments import Doubles
 from opmatrix.runtime.buffers.planner import Plan
-from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.kernel import Arguments, Declared
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.kernel import Arguments, Declared
+from opmatrix.runtime.declarations.meanings import compute, meaning, run_noted
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import compute, meaning, run_noted
-from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.scheme import reading_rows
 from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values, Walked, plan_buffers, unwritten

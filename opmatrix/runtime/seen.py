@@ -10,7 +10,7 @@ from opmatrix.algebra.batch.batch import FIELDS, Batch
 from opmatrix.algebra.batch.relations import Relation, relation
 from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.positions.patterns import MAX_TABLES, Pattern, parse
-from opmatrix.runtime.arguments import Arguments
+from opmatrix.runtime.declarations.arguments import Arguments
 
 MaskTables = tuple[Numeric, ...]
 

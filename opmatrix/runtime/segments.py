@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.runtime.buffers.planner import Life, Plan, place_buffers
-from opmatrix.runtime.operands import LINE, BufferSize
+from opmatrix.runtime.declarations.operands import LINE, BufferSize
 
 if TYPE_CHECKING:
     from opmatrix.runtime.schedule import Schedule

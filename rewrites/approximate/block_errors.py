@@ -19,7 +19,7 @@ from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.approximate import trials
 from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, Trials, join_batches, sample, try_steps
-from rewrites.lowering.attempts import Attempts
+from rewrites.egraph.attempts import Attempts
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 from rewrites.search.sparse_attention import sparse_attention_candidates

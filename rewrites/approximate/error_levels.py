@@ -11,8 +11,8 @@ from opmatrix.display.progress import unheard
 from opmatrix.runtime.program import Program
 from rewrites.approximate.proposals import Choices, chosen_methods, undominated
 from rewrites.approximate.trials import LARGE
+from rewrites.egraph.attempts import Attempts
 from rewrites.extraction import Infeasible
-from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import is_plain
 from rewrites.search.approximation import by
 from rewrites.search.search import Structure

@@ -18,8 +18,8 @@ from rewrites.approximate.error_cache import errors_file, recall, save_errors
 from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
 from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import measure_weights
+from rewrites.egraph.attempts import Attempts
 from rewrites.laws.kernel_law import STACK
-from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import Lowering, Method, Use
 from rewrites.lowering.narrowing import narrowed
 from rewrites.lowering.representations import Representable

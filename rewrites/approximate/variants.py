@@ -21,8 +21,8 @@ from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, lev
 from rewrites.approximate.proposals import Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.approximate.trials import sample
+from rewrites.egraph.attempts import Attempts
 from rewrites.extraction import Infeasible
-from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.lower import Method
 from rewrites.lowering.representations import Representable, only_narrows
 from rewrites.metrics.quality import Quality

@@ -15,7 +15,7 @@ from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
 from rewrites.approximate.trials import FloatRows, Trials, try_weights
-from rewrites.lowering.attempts import Attempts
+from rewrites.egraph.attempts import Attempts
 from rewrites.lowering.lower import TURNED, Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices, stored_bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from opmatrix.inference.parsed_ahead import ParsedAhead
-from rewrites.cli.environment import prepare
+from rewrites.cli.machine.environment import prepare
 from rewrites.cli.straight import TOKENIZER, read_plainly
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file

@@ -130,7 +130,7 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
     possible({"--json": (results, writable)})
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
-        from rewrites.cli.calibrate import calibrate_machine
+        from rewrites.cli.machine.calibrate import calibrate_machine
     with silence_stdout():
         said, found = calibrate_machine(report)
     say(said)
@@ -148,7 +148,7 @@ def compile_program(
 ) -> None:
     """Compile ahead all that a saved program needs on this processor, into the user's cache or another one, for all
     users to read: a process that runs it later compiles nothing, and need not write anywhere."""
-    from rewrites.cli.calibrate import compile_into
+    from rewrites.cli.machine.calibrate import compile_into
     say(compile_into(directory, cache, own, context.obj))
 
 
@@ -261,8 +261,8 @@ def doctor(
                      typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
 ) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
-    from rewrites.cli.doctor import facts_as_json, format_facts, went
     from rewrites.cli.examine import cleaned, examined
+    from rewrites.cli.machine.doctor import facts_as_json, format_facts, went
     possible({"--json": (results, writable)})
     gone = cleaned() if clean else []
     facts = examined()

@@ -14,8 +14,8 @@ from opmatrix.algebra.operators import I, given, join
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
 from opmatrix.algebra.term import Operator
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import UNWRITABLE
-from opmatrix.runtime.operands import C
 from opmatrix.runtime.program import OUTPUT
 from rewrites.egraph.borders import FULL, border, split_forms
 from rewrites.egraph.egraph import GROWTH_LIMIT, SCHEDULE, Graph, saturate

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import I
 from opmatrix.algebra.term import Operator
+from opmatrix.runtime.declarations.operands import Stack
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Stack
 from rewrites.laws.flat import flat
 from rewrites.laws.law import IMPLEMENTATION, Sort, scalar, stand_in
 

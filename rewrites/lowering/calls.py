@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.sizes import size
-from opmatrix.runtime.kernel import Arguments, Declared, in_heads
+from opmatrix.runtime.declarations.kernel import Arguments, Declared, in_heads
+from opmatrix.runtime.declarations.operands import Cache, Heads, Rows, Scores, Value
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
     from rewrites.lowering.lower import KernelCall, Lowering

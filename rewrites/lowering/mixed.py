@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, T
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.declarations.costs import Costs
 from rewrites.lowering.phased import Generation, Phases, is_phases, parse_generation
 from rewrites.lowering.price import Prices, TimeModel
 

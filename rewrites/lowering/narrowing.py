@@ -8,7 +8,7 @@ from functools import partial
 
 from formats.storage.format import Format
 from opmatrix.algebra.batch.signature import FLOAT, HALF
-from opmatrix.runtime.kernel import Arguments
+from opmatrix.runtime.declarations.kernel import Arguments
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern

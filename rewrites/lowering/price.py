@@ -11,7 +11,7 @@ from formats.machine.local import learning
 from opmatrix.algebra.batch.extents import Extents, PatternPairs
 from opmatrix.algebra.batch.signature import FLOAT
 from opmatrix.inference.cached import decoder_of, window_attribute
-from opmatrix.runtime.costs import (
+from opmatrix.runtime.declarations.costs import (
     Costs,
     behind_product,
     gather_cost,
@@ -20,10 +20,10 @@ from opmatrix.runtime.costs import (
     times_format,
     times_stack,
 )
-from opmatrix.runtime.kernel import Arguments, Declared
+from opmatrix.runtime.declarations.kernel import Arguments, Declared
+from opmatrix.runtime.declarations.operands import Cache
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.attend import BEYOND, SEEN
-from opmatrix.runtime.operands import Cache
 from opmatrix.runtime.scheme import Running
 from rewrites.lowering.calls import list_kernels, shapes
 

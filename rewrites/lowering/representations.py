@@ -14,8 +14,8 @@ from formats.core.sizes import T
 from formats.storage.select import sampled
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.term import Operator
+from rewrites.egraph.attempts import Attempts
 from rewrites.egraph.template import Template
-from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.half_numbers import SAMPLED_NUMBERS, exactly_half, has_half, sample_numbers
 from rewrites.lowering.kernel_matches import leaf
 from rewrites.lowering.lower import EXACT, TURNED, Lowering, Method, Use

@@ -12,9 +12,9 @@ from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
 from opmatrix.runtime.codegen.growing import find_region
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import C
 from rewrites.laws import SHIPPED
 from rewrites.laws.kernel_law import Implementation
 from rewrites.laws.law import value as rows

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.program import Profile, Program
 from opmatrix.runtime.scheme import Running
 from rewrites.lowering.price import Prices, TimeModel

@@ -6,7 +6,7 @@ from typing import Any
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Operator
-from opmatrix.runtime.arguments import split_operands
+from opmatrix.runtime.declarations.arguments import split_operands
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
 from opmatrix.runtime.kernels.row_term import find_kernel

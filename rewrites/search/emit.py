@@ -12,9 +12,9 @@ from formats import FORMATS, Stacked
 from formats.core.activation import COMPILED
 from formats.host.threads import in_threads
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.runtime.kernel import Declared, in_heads
+from opmatrix.runtime.declarations.kernel import Declared, in_heads
+from opmatrix.runtime.declarations.operands import Cache, Heads, Scores
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Cache, Heads, Scores
 from opmatrix.runtime.program import Constant, Step
 from rewrites.extraction import Node
 from rewrites.laws.kinds import as_array

@@ -21,8 +21,8 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import noted
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.codegen.infinite import infinite_batches
-from opmatrix.runtime.meanings import bound, widen_arguments
-from opmatrix.runtime.operands import number_of
+from opmatrix.runtime.declarations.meanings import bound, widen_arguments
+from opmatrix.runtime.declarations.operands import number_of
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.schedule import Call

@@ -12,8 +12,8 @@ from opmatrix.algebra.batch.extents import Extents
 from opmatrix.inference.cached import decoder_of
 from opmatrix.inference.pages import pages_of
 from opmatrix.inference.session import HeldSequence, Session
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.measure import Seconds, most_held, peak, rotate_order, seconds, undisturbed
-from opmatrix.runtime.operands import C
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.lowering.phased import Generation, Phase, prefill

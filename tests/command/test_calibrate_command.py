@@ -18,7 +18,7 @@ from formats.machine.model import Machine, here, machine_file
 from formats.machine.peaks import Peaks, Rate
 from opmatrix.runtime.pricing import catalogue, this_machine
 from rewrites.cli import __main__ as cli
-from rewrites.cli import environment
+from rewrites.cli.machine import environment
 
 RATES = {"": 1e11, "ZEN": 1.5e11}
 
@@ -47,7 +47,7 @@ def measured(monkeypatch):
         progress(1, 1)
         runs.append(full)
         return machine()
-    monkeypatch.setattr("rewrites.cli.calibrate.calibrate", calibrated)
+    monkeypatch.setattr("rewrites.cli.machine.calibrate.calibrate", calibrated)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate"])
     return runs
 
@@ -131,7 +131,8 @@ def test_both_names_of_the_cache_are_one(kept, monkeypatch):
 
 
 def test_numpy_comes_after_the_environment():
-    asked = "import sys, rewrites.cli.environment as e; e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
+    asked = ("import sys, rewrites.cli.machine.environment as e\n"
+             "e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'")
     subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 
 

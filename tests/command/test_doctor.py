@@ -7,8 +7,8 @@ import pytest
 
 from formats.host.host import Host
 from formats.host.threads import BLAS_VARIABLES, asked, most
-from rewrites.cli.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
 from rewrites.cli.examine import Facts, Library, examined
+from rewrites.cli.machine.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
 
 FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9,
             load=0.5)

@@ -6,7 +6,7 @@ import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
 NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
 # rooms of like things, a file each
-ALIKE = "formats/storage", "formats/kernels/matmul", "opmatrix/runtime/kernels"
+ALIKE = "formats/storage", "rewrites/laws"
 OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
 
 
@@ -38,11 +38,12 @@ def typed_only(path: Path) -> set[int]:
     return {id(inner) for block in blocks for inner in ast.walk(block)}
 
 
-def sources(module: str) -> list[tuple[str, str]]:
-    """(module, name) of all that a module imports of ours, inside functions too; the name is "" for a whole module."""
+def sources(module: str, typed: bool = False) -> list[tuple[str, str]]:
+    """(module, name) of all that a module imports of ours, inside functions too, and with `typed` what type checkers
+    alone read; the name is "" for a whole module."""
     path, found = MODULES[module], list[tuple[str, str]]()
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    unread = typed_only(path)
+    unread = set() if typed else typed_only(path)
     for node in nodes(path):
         if id(node) in unread: continue
         if isinstance(node, ast.Import):
@@ -88,20 +89,37 @@ def circles() -> list[list[str]]:
 
 
 def room(module: str) -> str:
-    """The folder that a module lies in; a file of `rewrites/` itself is a room of its own."""
-    path = MODULES[module].relative_to(ROOT)
-    alone = path.parts == ("rewrites", path.name) and path.name != "__init__.py"
-    return module if alone else ".".join(path.parent.parts)
+    """The folder of its package that a module is in, at any depth; a file of the package itself is a room of its
+    own."""
+    return ".".join(module.split(".")[:2])
 
 
-def mutual_rooms() -> dict[tuple[str, str], list[str]]:
-    """Pairs of rooms of `rewrites/` that import each other, with the edges of the rarer way."""
+def rooms() -> set[str]:
+    """All rooms but the three doors, which name what is in other rooms as text."""
+    return {room(module) for module in MODULES} - {*LADDER}
+
+
+def arrows(typed: bool = True) -> dict[tuple[str, str], list[str]]:
+    """(room, room that it imports from) with the imports; without `typed` not those that type checkers alone read."""
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
     for module in MODULES:
-        for other in imported(module):
-            if module.startswith("rewrites") and other.startswith("rewrites") and room(module) != room(other):
-                edges[room(module), room(other)].append(f"{module} -> {other}")
+        for other in {source for source, _ in sources(module, typed)} - {module}:
+            a, b = room(module), room(other)
+            if a != b and not {a, b} & {*LADDER}: edges[a, b].append(f"{module} -> {other}")
+    return edges
+
+
+def mutual_rooms(typed: bool = True) -> dict[tuple[str, str], list[str]]:
+    """Pairs of rooms that import each other, with the imports of the rarer way."""
+    edges = arrows(typed)
     return {(a, b): min(edges[a, b], edges[b, a], key=len) for a, b in edges if a < b and (b, a) in edges}
+
+
+def against(order: Sequence[str], typed: bool = True) -> dict[tuple[str, str], list[str]]:
+    """Imports of a room from one that comes later in an order of rooms."""
+    place = {name: at for at, name in enumerate(order)}
+    return {(a, b): each for (a, b), each in arrows(typed).items()
+            if a in place and b in place and place[b] > place[a]}
 
 
 def defined(path: Path) -> set[str]:
@@ -192,8 +210,9 @@ def from_the_command_line() -> list[str]:
 
 
 def full_rooms() -> list[str]:
-    return [f"{path.relative_to(ROOT)} {count}" for path, count in Counter(path.parent for path in FILES).items()
-            if count > 15]
+    """Rooms with more than 15 files beside those of their sub-rooms, which may have any number."""
+    counts = Counter(path.parent for path in FILES if path.parent.parent.parent == ROOT)
+    return [f"{path.relative_to(ROOT)} {count}" for path, count in counts.items() if count > 15]
 
 
 def listed(found: dict[str, list[str]], least: int) -> list[str]:
@@ -204,6 +223,7 @@ def main() -> None:
     for title, rows in {
         "circles": [" ".join(each) for each in circles()],
         "rooms that import each other": listed({f"{a} <-> {b}": edges for (a, b), edges in mutual_rooms().items()}, 1),
+        "rooms": sorted(rooms()),
         "who imports the command line": from_the_command_line(),
         "changes of another package's tables": upward_changes(),
         "public names in three modules or more": listed(homes(defined), 3),

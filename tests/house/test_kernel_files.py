@@ -10,7 +10,7 @@ from children import ROOT
 from formats import kernels
 from formats.core.stage import STAGES, collect_operands
 from formats.kernels import find_modules
-from opmatrix.runtime.kernel import BESIDE, Arguments, kernel
+from opmatrix.runtime.declarations.kernel import BESIDE, Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS, enter
 
 ROOM = ROOT / "opmatrix/runtime/kernels"

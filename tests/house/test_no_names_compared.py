@@ -6,6 +6,7 @@ too; of these only what is compared with a kernel, a format or a method counts."
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 from children import ROOT
@@ -22,7 +23,7 @@ NAMES = {part for name in (*KERNELS, *FORMATS, *catalogue().prices) for part in 
 # linear., pointwise., attention.
 FAMILIES = {f"{name.partition('.')[0]}." for name in catalogue().prices if "." in name}
 OPERANDS = {name for each in KERNELS.values() for name in (*each.operands, *each.attributes)}
-SORTS = {value.name for value in vars(__import__("rewrites.laws.law").law).values() if isinstance(value, Sort)}
+SORTS = {value.name for value in vars(import_module("rewrites.laws.law")).values() if isinstance(value, Sort)}
 # bf16 and int8 are number types, too
 NUMBERS = {"float32", "float16", *(form.unit for form in FORMATS.values())}
 WORDS = {*KINDS, *PROPERTIES, *OPERANDS, *SORTS, *NUMBERS, "columns"}                # columns: a layout

@@ -153,7 +153,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
     monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)
-    monkeypatch.setattr("rewrites.cli.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
+    monkeypatch.setattr("rewrites.cli.machine.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
     words, piped = asked(line)

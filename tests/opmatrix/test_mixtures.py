@@ -10,8 +10,8 @@ from formats.host.threads import limit
 from formats.kernels.matmul.linear import MAX_ITEM_ROWS
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.routes import noted
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import bound, meaning
 from opmatrix.runtime.program import Program, Step
 from rewrites.verify import VerificationError, verify_steps
 

@@ -10,8 +10,8 @@ from formats import FORMATS, kernels
 from formats.core.epilogue import NOTHING
 from formats.storage.check import check_product
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import bound, meaning
 from opmatrix.runtime.program import Program, Step
 from rewrites.verify import VerificationError, verify_steps
 

@@ -50,7 +50,7 @@ def test_the_command_and_the_library_measure_the_whole_catalogue(monkeypatch, tm
     """What `opmatrix calibrate` and a first search hand over is the same."""
     from formats.machine import local
     from opmatrix.runtime.pricing import this_machine
-    from rewrites.cli import calibrate
+    from rewrites.cli.machine import calibrate
     from rewrites.workload.phases import Report
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path))
     handed = []

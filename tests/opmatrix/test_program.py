@@ -16,10 +16,10 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.inference.session import New
 from opmatrix.models import build
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Rows
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.measure import peak
-from opmatrix.runtime.operands import Rows
 from opmatrix.runtime.pricing import catalogue
 from opmatrix.runtime.program import Program, Step
 

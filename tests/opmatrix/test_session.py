@@ -40,8 +40,8 @@ from opmatrix.algebra.term import formula
 from opmatrix.inference.cached import cached
 from opmatrix.inference.cached_terms import cached_model
 from opmatrix.inference.session import New, some
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import C
 from opmatrix.runtime.program import Program
 from rewrites import optimize
 from rewrites.laws import EXACT_LAWS

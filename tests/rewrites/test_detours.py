@@ -20,8 +20,8 @@ from opmatrix.models.transformer import transformer
 from rewrites import run
 from rewrites.approximate.block_errors import ROUNDING, BlockTrials, measure_blocks
 from rewrites.approximate.budgets import Budgets
+from rewrites.egraph.attempts import Attempts
 from rewrites.laws import EXACT_LAWS
-from rewrites.lowering.attempts import Attempts
 from rewrites.lowering.representations import Representable
 from rewrites.report.results import save
 from rewrites.search.search import SearchSpace, search

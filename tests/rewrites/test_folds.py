@@ -16,10 +16,10 @@ from opmatrix.algebra.nodes import by_distance, product, related, turn
 from opmatrix.algebra.operators import const, heads, join, over, tanh, weight
 from opmatrix.algebra.positions.patterns import everyone, pattern, sequence, window
 from opmatrix.algebra.term import formula
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
-from opmatrix.runtime.meanings import bound, meaning
 from tests import standin
 from tests.terms_of_folds import EDGES, MOST, REACH, Case, cases, minplus
 from tests.terms_of_rows import share_of, value

@@ -28,10 +28,10 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.runtime.arguments import Arguments
+from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.runtime.declarations.operands import Rows
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Rows
 from rewrites.verify import lengths
 from rewrites.verify.lengths import lengths_of
 from rewrites.verify.nudged import moved

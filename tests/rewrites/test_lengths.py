@@ -10,8 +10,8 @@ from test_certificate import once  # noqa: F401, laws are verified once a proces
 
 from formats import FORMATS
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.runtime.declarations.meanings import widen_arguments
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import widen_arguments
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.scheme import GROUP_ROWS
 from rewrites.metrics.check_table import FAILS, HOLDS

@@ -7,7 +7,7 @@ from formats.core.sizes import T
 from opmatrix import Batch, dense, formula, weight
 from opmatrix.algebra.batch.extents import Extents, S
 from opmatrix.algebra.operators import heads, keep_top, ones, reciprocal, share, silu, total
-from opmatrix.runtime.costs import count_touched, times_experts
+from opmatrix.runtime.declarations.costs import count_touched, times_experts
 from opmatrix.runtime.pricing import datasheet
 from rewrites.laws import EXACT_LAWS
 from rewrites.search.search import search

@@ -38,10 +38,10 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.term import formula
+from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel
-from opmatrix.runtime.meanings import bound, meaning
 from opmatrix.runtime.program import Program, Step
 from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places

@@ -10,9 +10,16 @@ from test_expert_models import CASES, made
 
 from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.models import build
-from opmatrix.runtime.kernel import is_value
+from opmatrix.runtime.declarations.kernel import is_value
+from opmatrix.runtime.declarations.telling import (
+    LARGEST_DECADE,
+    SMALLEST_DECADE,
+    every_id,
+    telling_rows,
+    telling_values,
+    tied_rows,
+)
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.telling import LARGEST_DECADE, SMALLEST_DECADE, every_id, telling_rows, telling_values, tied_rows
 from rewrites.metrics import recheck
 from rewrites.verify import VerificationError, unrounded, verify_exact, verify_steps
 from rewrites.verify.certificate import certify

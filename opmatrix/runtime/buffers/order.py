@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.buffers.planner import Life, place_buffers
-from opmatrix.runtime.operands import Cache
+from opmatrix.runtime.declarations.operands import Cache
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
-from opmatrix.runtime.operands import C
+from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.scheme import Group, Offsets
 
 if TYPE_CHECKING:

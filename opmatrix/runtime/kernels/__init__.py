@@ -5,7 +5,7 @@ An operand with a default may be absent, and is None then."""
 from importlib import import_module
 from pkgutil import iter_modules
 
-from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.declarations.kernel import Declared
 
 KERNELS: dict[str, Declared] = {}
 

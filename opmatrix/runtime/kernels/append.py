@@ -10,11 +10,11 @@ from formats.core.choices import OneOf
 from formats.storage.bf16 import FLUSHED
 from opmatrix.algebra.batch.relations import SLOTS, Relation
 from opmatrix.algebra.batch.signature import FLOAT, HALF, HELD_NUMBERS
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import one_pass
-from opmatrix.runtime.fitting import copied, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Cache, Heads
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import one_pass
+from opmatrix.runtime.declarations.fitting import copied, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Cache, Heads
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 

@@ -21,7 +21,7 @@ from opmatrix.algebra.batch.relations import HELD, Relation
 from opmatrix.algebra.batch.signature import FLOAT, HALF, HELD_NUMBERS
 from opmatrix.algebra.positions.patterns import among, parse
 from opmatrix.runtime import seen
-from opmatrix.runtime.by_sequence import (
+from opmatrix.runtime.declarations.by_sequence import (
     Doubles,
     asked_queries,
     bound_shares,
@@ -35,11 +35,11 @@ from opmatrix.runtime.by_sequence import (
     unseen,
     weigh_heads,
 )
-from opmatrix.runtime.costs import Costs, by_scores
-from opmatrix.runtime.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
-from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.operands import FLOAT_BYTES, Array, Cache, Heads
-from opmatrix.runtime.telling import short_sequences
+from opmatrix.runtime.declarations.costs import Costs, by_scores
+from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
+from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.runtime.declarations.telling import short_sequences
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

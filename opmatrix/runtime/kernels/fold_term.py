@@ -14,14 +14,14 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, count_attended, entries, pairs
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.positions.patterns import Pattern, sequence
-from opmatrix.runtime.arguments import Doubles, split_operands
-from opmatrix.runtime.by_sequence import sentence_rows, unseen
-from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.fitting import same
-from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.declarations.arguments import Doubles, split_operands
+from opmatrix.runtime.declarations.by_sequence import sentence_rows, unseen
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.fitting import same
+from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.declarations.operands import C, Heads, Rows
 from opmatrix.runtime.kernels.link import entries_of
 from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
-from opmatrix.runtime.operands import C, Heads, Rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -12,13 +12,13 @@ from formats.core.sizes import T, p, size
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.algebra.routes import keep_taken, take_top
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.by_sequence import LEAST_SHARE
-from opmatrix.runtime.costs import Costs, row_width
-from opmatrix.runtime.fitting import TIMED_ROUTERS, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Heads, Rows
-from opmatrix.runtime.telling import telling_values, tied_rows
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.by_sequence import LEAST_SHARE
+from opmatrix.runtime.declarations.costs import Costs, row_width
+from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.telling import telling_values, tied_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

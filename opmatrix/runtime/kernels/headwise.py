@@ -11,11 +11,11 @@ from formats.core.stage import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h, up
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, times_format, times_stack
-from opmatrix.runtime.fitting import same, timed_batches
-from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
-from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Stack
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, times_format, times_stack
+from opmatrix.runtime.declarations.fitting import same, timed_batches
+from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Stack
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers

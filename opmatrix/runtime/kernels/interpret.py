@@ -8,11 +8,11 @@ from formats.core.head_blocks import count_held
 from formats.core.sizes import size
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime import seen
-from opmatrix.runtime.arguments import split_operands
-from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles
-from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.arguments import split_operands
+from opmatrix.runtime.declarations.by_sequence import LEAST_SHARE, Doubles
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
     from opmatrix.runtime.codegen.counted_numbers import TermWork, ValueSize

@@ -14,11 +14,11 @@ from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, entries
 from opmatrix.algebra.batch.relations import Relation, Sparse, parse_relation
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, one_pass, row_width
-from opmatrix.runtime.fitting import ONE_PASS, copied, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import C, Rows
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, one_pass, row_width
+from opmatrix.runtime.declarations.fitting import ONE_PASS, copied, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import C, Rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -17,12 +17,12 @@ from formats.host.host import uncached
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.batch import FIELDS, Batch
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, gather_cost, stage_prices
-from opmatrix.runtime.fitting import ONE_PASS, after, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Rows, Tables
-from opmatrix.runtime.telling import every_id, some_ids, telling_rows
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, gather_cost, stage_prices
+from opmatrix.runtime.declarations.fitting import ONE_PASS, after, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Rows, Tables
+from opmatrix.runtime.declarations.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -16,13 +16,13 @@ from formats.core.stage import reference as apply_stages
 from formats.machine.prices import Price, Timed, Work
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, times_experts
-from opmatrix.runtime.fitting import TIMED_ROUTERS, same
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, times_experts
+from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
+from opmatrix.runtime.declarations.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 from opmatrix.runtime.kernels.gate import in_columns
-from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
-from opmatrix.runtime.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

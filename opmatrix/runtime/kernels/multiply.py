@@ -7,11 +7,11 @@ from formats.core.stage import STAGES
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, behind_product, stage_prices, times_format
-from opmatrix.runtime.fitting import after, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, Rows, Weight
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, behind_product, stage_prices, times_format
+from opmatrix.runtime.declarations.fitting import after, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Rows, Weight
 
 
 def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None: weight.matmul(x, out=out, epilogue=e)

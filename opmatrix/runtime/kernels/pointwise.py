@@ -9,11 +9,11 @@ from formats.core.stage import STAGES, gain_shift, norm
 from formats.core.stage import bound as bound_stages
 from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, row_width, stage_prices
-from opmatrix.runtime.fitting import after, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Heads, Rows
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, row_width, stage_prices
+from opmatrix.runtime.declarations.fitting import after, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads, Rows
 
 
 def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:

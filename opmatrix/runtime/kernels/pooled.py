@@ -13,12 +13,12 @@ from formats.core.sizes import S, T, p
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.by_sequence import LEAST_SHARE, Doubles, sentence_rows
-from opmatrix.runtime.costs import Costs, one_pass
-from opmatrix.runtime.fitting import ONE_PASS, after, passes, same
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Rows
-from opmatrix.runtime.telling import short_sequences, telling_rows
+from opmatrix.runtime.declarations.by_sequence import LEAST_SHARE, Doubles, sentence_rows
+from opmatrix.runtime.declarations.costs import Costs, one_pass
+from opmatrix.runtime.declarations.fitting import ONE_PASS, after, passes, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Rows
+from opmatrix.runtime.declarations.telling import short_sequences, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -3,11 +3,11 @@ from typing import Annotated, Any
 
 from formats.core.choices import Range
 from opmatrix.algebra.batch.signature import WIDEST
-from opmatrix.runtime.by_sequence import Doubles, in_groups
-from opmatrix.runtime.costs import one_pass
-from opmatrix.runtime.fitting import copied
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Heads
+from opmatrix.runtime.declarations.by_sequence import Doubles, in_groups
+from opmatrix.runtime.declarations.costs import one_pass
+from opmatrix.runtime.declarations.fitting import copied
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads
 
 Count = Annotated[int, Range(int, 1, WIDEST)]
 

@@ -12,12 +12,12 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import S, T, p
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import one_pass
-from opmatrix.runtime.fitting import ONE_PASS, same
-from opmatrix.runtime.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
-from opmatrix.runtime.operands import Array, Heads
-from opmatrix.runtime.telling import many_ids, some_ids, telling_fills, telling_rows
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import one_pass
+from opmatrix.runtime.declarations.fitting import ONE_PASS, same
+from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
+from opmatrix.runtime.declarations.operands import Array, Heads
+from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fills, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

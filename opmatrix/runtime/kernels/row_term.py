@@ -12,10 +12,10 @@ from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
-from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.kernel import Arguments, kernel
-from opmatrix.runtime.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Array, Heads, Rows
 
 if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import RowKernel

@@ -11,12 +11,12 @@ from formats.core.sizes import T, p
 from formats.core.stage import SMALLEST
 from formats.machine.prices import Price, Timed, Work, h
 from opmatrix.algebra.batch.extents import Extents
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Costs, one_pass
-from opmatrix.runtime.fitting import ONE_PASS, passes, same
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Costs, one_pass
+from opmatrix.runtime.declarations.fitting import ONE_PASS, passes, same
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads, Rows
 from opmatrix.runtime.kernels.gate import in_columns, in_heads
-from opmatrix.runtime.operands import Heads, Rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

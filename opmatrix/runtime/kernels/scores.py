@@ -13,7 +13,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import WHOLE
 from opmatrix.algebra.positions.patterns import parse
 from opmatrix.runtime import seen
-from opmatrix.runtime.by_sequence import (
+from opmatrix.runtime.declarations.by_sequence import (
     Doubles,
     bound_shares,
     in_groups,
@@ -24,10 +24,10 @@ from opmatrix.runtime.by_sequence import (
     squares,
     unseen,
 )
-from opmatrix.runtime.costs import by_scores
-from opmatrix.runtime.fitting import SCORED, fit_bias, heads_of, same, timed_batches
-from opmatrix.runtime.kernel import Arguments, RowNumbers, kernel
-from opmatrix.runtime.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.costs import by_scores
+from opmatrix.runtime.declarations.fitting import SCORED, fit_bias, heads_of, same, timed_batches
+from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
+from opmatrix.runtime.declarations.operands import Array, Heads, Scores
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers

@@ -3,10 +3,10 @@ from typing import Annotated, Any
 
 from formats.core.choices import Range
 from opmatrix.algebra.batch.signature import WIDEST
-from opmatrix.runtime.fitting import copied
-from opmatrix.runtime.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.fitting import copied
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads, Rows
 from opmatrix.runtime.kernels.repeat import Count
-from opmatrix.runtime.operands import Heads, Rows
 
 Place = Annotated[int, Range(int, 0, WIDEST)]
 

@@ -16,9 +16,9 @@ from opmatrix.algebra.batch.relations import HELD, SLOTS
 from opmatrix.algebra.positions.patterns import FAR, causal, sequence, window
 from opmatrix.inference.cached import causal as reads_back
 from opmatrix.inference.cached import of_new_rows
-from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.declarations.kernel import Declared
+from opmatrix.runtime.declarations.operands import Heads
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Heads
 from opmatrix.runtime.program import Constant, Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern

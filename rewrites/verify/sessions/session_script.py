@@ -124,7 +124,7 @@ class SessionScript:
 
     def keep(self) -> None:
         """Note what the caches hold of each sequence."""
-        from opmatrix.runtime.by_sequence import held
+        from opmatrix.runtime.declarations.by_sequence import held
         session = self.session
         for each, text in self.along.items():
             length, page = self.rows[each], session.state.sequences[each].page

@@ -1,6 +1,7 @@
 """Operands by which a kernel that is wrong for some data alone shows it: rows of zeros, of equal and of nearly equal
 numbers, of every size that float32 has, of ties; every id of a table; sequences of few and of many rows. Kernels say
-which of them tell (`telling`, opmatrix/runtime/kernel.py); others are given rows by the sorts of their operands."""
+which of them tell (`telling`, opmatrix/runtime/declarations/kernel.py); others are given rows by the sorts of their
+operands."""
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 

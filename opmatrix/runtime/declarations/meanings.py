@@ -12,8 +12,8 @@ from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.signature import widened
 from opmatrix.algebra.routes import LISTENING, noting
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.kernel import Arguments, Declared
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.kernel import Arguments, Declared
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.scheme import make_groups
 

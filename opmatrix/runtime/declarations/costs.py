@@ -8,7 +8,7 @@ from typing import Any
 from formats.core.stage import stages_of
 from formats.machine.prices import NARROW_SUFFIX, TIMES
 from opmatrix.algebra.batch.extents import WHOLE, Extents, PatternPairs, T
-from opmatrix.runtime.arguments import Arguments
+from opmatrix.runtime.declarations.arguments import Arguments
 
 Costs = list[tuple[str, dict[str, float]]]
 Cost = Callable[[Arguments, Any, Extents], Costs]

@@ -21,7 +21,7 @@ from opmatrix.display.tables import table
 from opmatrix.inference.compiled_ahead import compile_ahead
 from opmatrix.runtime.pricing import catalogue
 from opmatrix.runtime.program import Program
-from rewrites.cli import environment
+from rewrites.cli.machine import environment
 from rewrites.workload.phases import Report
 
 TAKEN_BUSY = ("prices are too high; the calibration is marked so, and the first command that finds the machine quiet "

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from formats.core.epilogue import gamma
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.runtime.arguments import Arguments
-from opmatrix.runtime.arguments import Doubles as Doubles
+from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.runtime.declarations.arguments import Doubles as Doubles
 
 LEAST_SHARE = 2.0 ** -125                                   # what flushing exponentials to zero may lose of one of them
 

@@ -21,13 +21,13 @@ from opmatrix.algebra.batch.batch import Fields
 from opmatrix.algebra.batch.extents import T
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.positions.patterns import Pattern
-from opmatrix.runtime.arguments import BESIDE as BESIDE
-from opmatrix.runtime.arguments import Arguments as Arguments
-from opmatrix.runtime.arguments import Doubles
-from opmatrix.runtime.costs import Cost
-from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
+from opmatrix.runtime.declarations.arguments import BESIDE as BESIDE
+from opmatrix.runtime.declarations.arguments import Arguments as Arguments
+from opmatrix.runtime.declarations.arguments import Doubles
+from opmatrix.runtime.declarations.costs import Cost
+from opmatrix.runtime.declarations.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
+from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
-from opmatrix.runtime.telling import telling_fills, telling_values
 
 REQUIRED = Parameter.empty
 SPACED = Rows, Heads                                        # values whose rows are of a space that they name

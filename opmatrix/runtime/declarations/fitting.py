@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from formats.core.sizes import T, p
 from formats.core.stage import ROW_FIELDS, VECTORS
 from formats.machine.prices import S2, Timed, d, h
-from opmatrix.runtime.arguments import Arguments
-from opmatrix.runtime.operands import Cache, Heads, Rows
+from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.runtime.declarations.operands import Cache, Heads, Rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
