@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import sympy
+
 from formats import FORMATS
 from formats.kernels import find_modules
 from opmatrix.algebra.monoid import Monoid
@@ -11,6 +13,8 @@ from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.autodiff import backward_kinds as backward_kinds
 from opmatrix.models import activated, known, normalise_config, parameters
+from opmatrix.parallel.schedules.named import SCHEDULES
+from opmatrix.parallel.schedules.schedule import Schedule
 from opmatrix.parallel.sharding.mesh import STRATEGIES, Strategy
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.pricing import catalogue
@@ -57,6 +61,11 @@ def properties(kind: Kind) -> str:
 def file(kernel: str) -> str: return f"{find_modules()[kernel].replace('.', '/')}.py"
 
 def statement(text: str) -> str: return code(text.replace("formula(lambda x: ", "(x ↦ "))
+
+
+def wait_of(schedule: Schedule) -> str:
+    """The closed form of what a stage waits: p stages, m micro-batches, v chunks a stage."""
+    return str(schedule.bubble(*sympy.symbols("p m v F B W", positive=True)))
 
 
 def describe_model(name: str) -> list[str]:
@@ -122,6 +131,9 @@ def tables() -> str:
             for name in (*prices.common, *prices.lazy))),
         table("Strategies of an axis", "strategy, values between operators, weights, tables and heads of the "
               "vocabulary, attention over rows that are cut, stored once", map(describe_strategy, STRATEGIES.values())),
+        table("Schedules of a pipeline", "schedule, what it is, a stage waits, runs on ranks, plan tries it", (
+            [each.spelled, each.help, code(wait_of(each)), "yes" if each.runs else "", "yes" if each.planned else ""]
+            for each in SCHEDULES.values())),
         table("Well-known models, by their published sizes",
               "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, "
               "parameters by our shapes (with a head of its own), of these a token reads, published, outside of the "

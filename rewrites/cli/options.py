@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from opmatrix.parallel.schedules.named import RUN_BY_RANKS, spelled
+
 LARGEST_BATCH = 2 ** 31 - 1                                 # tokens: indices of rows have 32 bits
 
 # ---- of several commands
@@ -136,9 +138,10 @@ Offload = Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2
 Vocabulary = Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over tp")]
 Train = Annotated[bool, typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; "
                                                      "--batch is of a step")]
-PipelineOrder = Annotated[str, typer.Option("--schedule", metavar="NAME", help="of a step of training: 1f1b, gpipe, "
-                                                                         "interleaved:V with V chunks a stage, zb-h1 "
-                                                                         "or dualpipe")]
+PipelineOrder = Annotated[str, typer.Option(
+    "--schedule", metavar="NAME", help=f"of a step of training: {spelled()}; V chunks a stage")]
+RankOrder = Annotated[str, typer.Option(
+    "--schedule", metavar="NAME", help=f"of a step of training: {spelled(RUN_BY_RANKS)}; V chunks a stage")]
 MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="that a step's batch is cut into")]
 Recompute = Annotated[str, typer.Option(help="what backward computes again: none, selective (scores and their softmax) "
                                              "or full (all but a layer's input)")]

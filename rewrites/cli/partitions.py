@@ -18,7 +18,7 @@ from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
 from opmatrix.parallel.cost.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
 from opmatrix.parallel.launch.dtensor import placements_text
 from opmatrix.parallel.launch.workflow import workflow_of
-from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import WAYS, Partition, partition
@@ -51,7 +51,7 @@ class PartitionWish:
 @dataclass(frozen=True)
 class TrainWish:
     """A step of training: its schedule, micro-batches, what is computed again, bytes of state, where it is drawn."""
-    kind: PipelineKind
+    kind: ChunkedSchedule
     micro_batches: int
     recompute: str
     dropout: float
@@ -205,8 +205,9 @@ def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, 
                 timeline: Path | None, batch: int | None) -> TrainWish | None:
     """What the options of a step of training say, where there is one. Raises InputError for an option that says nothing
     that there is, and for one without a step."""
-    own = {"--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1), "--recompute": (recompute, "none"),
-           "--dropout": (dropout, 0), "--state": (state, "16"), "--timeline": (timeline, None)}
+    own = {"--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
+           "--recompute": (recompute, "none"), "--dropout": (dropout, 0), "--state": (state, "16"),
+           "--timeline": (timeline, None)}
     if not train:
         check_left_out(own, "a step of training")
         return None

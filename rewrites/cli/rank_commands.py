@@ -9,6 +9,7 @@ import typer
 
 from formats.core.errors import InputError
 from formats.disk.files import writable
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 from rewrites.cli import options
 from rewrites.cli.outputs import possible, printable, say, write_results
 
@@ -104,7 +105,7 @@ def partition_model(
     crossing: options.CrossingType = None,
     training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
     train: options.Train = False,
-    schedule: options.PipelineOrder = "1f1b",
+    schedule: options.PipelineOrder = USUAL_SCHEDULE.name,
     micro_batches: options.MicroBatches = 1,
     recompute: options.Recompute = "none",
     dropout: options.Dropout = 0,
@@ -154,8 +155,7 @@ def launch_model(
                                                           "of keys and values on the ranks")] = False,
     train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
     rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
-    schedule: Annotated[str, typer.Option(help="of a step of training: 1f1b, gpipe or interleaved:V, V "
-                                                       "chunks a stage")] = "1f1b",
+    schedule: options.RankOrder = USUAL_SCHEDULE.name,
     micro_batches: options.MicroBatches = 1,
     recompute: options.Recompute = "none",
     dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0,
@@ -261,7 +261,7 @@ def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, rec
     from opmatrix.parallel.cost.timed_step import RECOMPUTED
     from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
     from rewrites.cli.partitions import check_among, check_left_out
-    own = {"--rate": (rate, 1e-3), "--schedule": (schedule, "1f1b"), "--micro-batches": (micro_batches, 1),
+    own = {"--rate": (rate, 1e-3), "--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
            "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
     if not train:
         check_left_out(own, "steps of training")

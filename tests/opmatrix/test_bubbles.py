@@ -8,16 +8,16 @@ import sympy
 
 from formats.core.errors import InputError
 from opmatrix.parallel.schedules.branches import branching, heights
-from opmatrix.parallel.schedules.named import pipeline_kind, pipeline_tasks, waiting
+from opmatrix.parallel.schedules.named import SCHEDULES, ChunkedSchedule, pipeline_kind, pipeline_tasks, waiting
 from opmatrix.parallel.schedules.simulated import ChunkWork, simulate, split_bubble
 from opmatrix.parallel.schedules.symbolic import span
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 PASSES = [(1, 1, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (2, 1, 5)]        # seconds of F, B and W, each shortest once
 SMALL = range(1, 7)
-CASES = [(name, p, m) for name in ("gpipe", "1f1b", "zb-h1") for p in SMALL for m in SMALL]
-CASES += [(f"interleaved:{v}", p, m) for v in SMALL for p in SMALL for m in SMALL if m % p == 0]
-CASES += [("dualpipe", p, m) for p in (2, 4, 6) for m in range(2 * p, 2 * p + 5, 2)]
+CASES = [(str(ChunkedSchedule(schedule, v)), p, m) for schedule in SCHEDULES.values()
+         for v in (SMALL if schedule.chunked else [1]) for p in SMALL for m in (*SMALL, 8, 12, 16)
+         if not schedule.illegal(p, m)]
 
 
 def equal(schedule, passes):
@@ -35,7 +35,7 @@ def mistakes(closed, cases, passes):
         for each in passes:
             ran = simulate(graph, [equal(schedule, each)] * len(graph.places))
             assert all(busy == 60 * m * sum(each) for busy in ran.busy)
-            kept = [60 * closed(kind).kept(s, p, m, kind.chunks) for s in range(p)]
+            kept = [60 * closed(kind).held(s, p, m, kind.chunks) for s in range(p)]
             bubble = 60 * closed(kind).bubble(p, m, kind.chunks, *each)
             if ran.idle != [bubble] * p or ran.peaks != kept:
                 found.append((schedule, p, m, each))
@@ -43,13 +43,13 @@ def mistakes(closed, cases, passes):
 
 
 def test_closed_forms_equal_the_simulation():
-    assert not mistakes(lambda kind: kind.closed, CASES, PASSES)
+    assert not mistakes(lambda kind: kind.schedule, CASES, PASSES)
 
 
 def test_a_closed_form_that_is_not_its_own_is_found():
-    assert mistakes(lambda kind: pipeline_kind("1f1b").closed, [("zb-h1", 3, 4)], PASSES[:1])
-    assert mistakes(lambda kind: pipeline_kind("1f1b").closed, [("interleaved:2", 3, 3)], PASSES[:1])
-    assert mistakes(lambda kind: pipeline_kind("zb-h1").closed, [("dualpipe", 4, 8)], PASSES[:1])
+    assert mistakes(lambda kind: pipeline_kind("1f1b").schedule, [("zb-h1", 3, 4)], PASSES[:1])
+    assert mistakes(lambda kind: pipeline_kind("1f1b").schedule, [("interleaved:2", 3, 3)], PASSES[:1])
+    assert mistakes(lambda kind: pipeline_kind("zb-h1").schedule, [("dualpipe", 4, 8)], PASSES[:1])
 
 
 def test_bubbles_of_the_papers():
@@ -68,7 +68,7 @@ def test_bubbles_of_the_papers():
 
 def test_korthikanti_memory_of_interleaved_stages():
     """The first of p stages of v chunks keeps p (1 + (p - 1) / (p v)) micro-batches (2022, section 4.2.3)."""
-    kept = pipeline_kind("interleaved:3").closed.kept(0, 35, 280, 3)
+    kept = pipeline_kind("interleaved:3").schedule.held(0, 35, 280, 3)
     assert kept == 35 * (1 + sympy.Rational(34, 35 * 3))
 
 
@@ -140,11 +140,11 @@ def test_an_expression_of_four_kinds_is_what_numbers_give():
 
 
 @pytest.mark.parametrize("call, words", [
-    (lambda: pipeline_kind("1f1c"), r"schedule 1f1c: did you mean 1f1b\? it is one of gpipe, 1f1b, interleaved:V"),
+    (lambda: pipeline_kind("1f1c"), r"schedule 1f1c: did you mean 1f1b\? it is one of 1f1b, gpipe, interleaved:V"),
     (lambda: pipeline_kind("gpipe:2"), r"schedule gpipe:2: gpipe has no chunks to number: give gpipe"),
     (lambda: pipeline_kind("interleaved"), r"schedule interleaved: give the chunks of a stage as a number from 1 on"),
     (lambda: pipeline_tasks("interleaved:2", 4, 6), r"6 micro-batches on 4 stages: .* give a multiple of 4"),
-    (lambda: pipeline_tasks("dualpipe", 3, 8), r"dualpipe: 3 stages: it pairs them: give an even number"),
+    (lambda: pipeline_tasks("dualpipe", 3, 8), r"8 micro-batches on 3 stages: it pairs stages: give an even number"),
     (lambda: pipeline_tasks("dualpipe", 4, 6), r"dualpipe: 6 micro-batches on 4 stages: .* at least 8"),
     (lambda: pipeline_tasks("1f1b", 0, 6), r"1f1b: 0 stages: at least 1"),
     (lambda: pipeline_tasks("1f1b", 10_000, 10_000), r"10000 micro-batches on 10000 stages .*: at most 666666 passes"),

@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_is_named():
 
 
 @pytest.mark.parametrize("how, words", [
-    (dict(schedule="zb-h1"), "schedule zb-h1: ranks run gpipe, 1f1b or interleaved:V; others are run in time alone"),
+    (dict(schedule="zb-h1"), "schedule zb-h1: ranks run 1f1b, gpipe or interleaved:V; others are run in time alone"),
     (dict(schedule="1f2b"), "schedule 1f2b: "), (dict(rate=0.0), "rate 0: more than 0"),
     (dict(schedule="interleaved:2"), "schedule interleaved:2: 1 stages of the partition: as many for each of two"),
     (dict(dropout=1.0), "dropout 1: from 0 to below 1")])

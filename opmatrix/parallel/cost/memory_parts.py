@@ -4,6 +4,7 @@ from __future__ import annotations
 from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
 from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, step_at
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
+from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 
 # what allocators reserve of what they hand out, and what a process, its library of collectives and buckets take:
 # chosen with all BLOOM rows in view
@@ -16,8 +17,9 @@ PRODUCT_INPUTS = "input", "weight in", "product in"
 def memory_parts(setting: Setting) -> PartSeconds:
     """Bytes that are allocated at the peak."""
     own = setting.strategy
-    held = least(setting.micro_batches, own.pp)             # micro-batches of the first stage that wait for backward
-    if own.schedule == "gpipe": held = setting.micro_batches
+    schedule = SCHEDULES[own.schedule]
+    if schedule.chunked: schedule = USUAL_SCHEDULE                   # what its chunks hold beside that is a factor
+    held = schedule.held(0, own.pp, setting.micro_batches, 1)
     chunks = 1 + (own.pp - 1) / (own.pp * own.virtual) * step_at(own.virtual, 2)
     kept = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
     body = setting.model.layers[0][0]

@@ -9,8 +9,8 @@ import sympy
 
 from formats.core.errors import InputError
 from formats.machine.collectives import Quantity as Quantity
-from opmatrix.parallel.schedules.bubbles import least as least
-from opmatrix.parallel.schedules.bubbles import most as most
+from opmatrix.parallel.schedules.closed_forms import least as least
+from opmatrix.parallel.schedules.closed_forms import most as most
 
 Powers: TypeAlias = tuple[tuple[str, int], ...]
 

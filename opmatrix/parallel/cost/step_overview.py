@@ -15,7 +15,7 @@ from opmatrix.parallel.cost.formulas import Formulas, busiest
 from opmatrix.parallel.cost.overview import shorten
 from opmatrix.parallel.cost.step_costs import TrainingStep
 from opmatrix.parallel.cost.step_time import StatePolicy, TrainedPipeline
-from opmatrix.parallel.schedules.named import PipelineKind, waiting
+from opmatrix.parallel.schedules.named import ChunkedSchedule, waiting
 from opmatrix.parallel.schedules.simulated import bars_of
 from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up
 
@@ -24,7 +24,7 @@ from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up
 class StepOverview:
     """What is printed of a step of training: `step` by formulas, and `exact` at numbers where there are some."""
     step: TrainingStep
-    kind: PipelineKind
+    kind: ChunkedSchedule
     micro_batches: int
     number: str
     state: StatePolicy

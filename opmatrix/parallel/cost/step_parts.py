@@ -13,7 +13,8 @@ from opmatrix.parallel.cost.layer_work import CrossingWork, LayerPass, LayerWork
 from opmatrix.parallel.cost.level_seconds import collective_parts
 from opmatrix.parallel.cost.quantities import Quantity, add_all, most, round_up, soft_most, step_at
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.schedules.bubbles import deferred_rounds, rounds
+from opmatrix.parallel.schedules.closed_forms import rounds
+from opmatrix.parallel.schedules.named import SCHEDULES
 
 PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9                                          # of a layer, or seconds: next to nothing
@@ -158,7 +159,7 @@ def step_parts(setting: Setting) -> PartSeconds:
     own = setting.strategy
     busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
     found = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / own.virtual}
-    if own.schedule == "zb-h1": found["bubble"] = most(found["bubble"] - filled_seconds(setting), 0)
+    if SCHEDULES[own.schedule].weights_apart: found["bubble"] = most(found["bubble"] - filled_seconds(setting), 0)
     found = add_parts(found, known_parts(setting, "gradients", gradient_parts), stored_parts(setting),
                       optimiser_parts(setting))
     return add_parts(found, turn_parts(setting, found))
@@ -222,9 +223,9 @@ def learning_seconds(setting: Setting, work: LayerWork) -> Quantity:
 
 
 def filled_seconds(setting: Setting) -> Quantity:
-    """What gradients of weights that wait fill of the bubble of ZB-H1: what 1F1B waits for less what this one does,
-    by the work of an equal stage."""
-    return known_parts(setting, "filled", filled_parts)["bubble"]
+    """Seconds of the bubble of 1F1B that gradients of weights fill, which are passes of their own: the difference of
+    both closed forms, by the work of an equal stage."""
+    return known_parts(setting, f"filled by {setting.strategy.schedule}", filled_parts)["bubble"]
 
 
 def filled_parts(setting: Setting) -> PartSeconds:
@@ -234,7 +235,7 @@ def filled_parts(setting: Setting) -> PartSeconds:
     forward = add_all(count * sum_parts(known_pass(setting, work, "forward")) for work, count in layers) / own.pp
     learnt = add_all(count * learning_seconds(setting, work) for work, count in layers) / own.pp
     took = own.pp, setting.micro_batches, 1, forward, every / own.pp - forward - learnt, learnt
-    return {"bubble": rounds(*took) - deferred_rounds(*took)}
+    return {"bubble": rounds(*took) - SCHEDULES[own.schedule].bubble(*took)}
 
 
 def send_parts(setting: Setting) -> PartSeconds:

@@ -15,7 +15,7 @@ from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.parallel.cost.formulas import Formulas, busiest
 from opmatrix.parallel.cost.step_costs import BackwardBooked, TrainingStep
 from opmatrix.parallel.cost.timing import Timing
-from opmatrix.parallel.schedules.named import PipelineKind
+from opmatrix.parallel.schedules.named import ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import BubbleSplit, ChunkWork, Simulated, simulate, split_bubble
 from opmatrix.parallel.schedules.tasks import TaskGraph
 from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up, stored_arrays, stored_dims
@@ -54,7 +54,7 @@ class TrainedPipeline:
     """A step of training of a partition whose sizes are numbers, each chunk of the pipeline a stage of it. `sheet`: the
     machine, without which operations stand for seconds. `bucket`: bytes of gradients that are summed at once."""
     step: TrainingStep
-    kind: PipelineKind
+    kind: ChunkedSchedule
     micro_batches: int
     number: str = "bf16"
     storage: Storage = "bf16"
@@ -79,7 +79,8 @@ class TrainedPipeline:
     def positions(self) -> list[int]:
         """Which stage of the partition each chunk is: chunks of a second way are met from the other end."""
         p = self.stages
-        return [*range(p), *reversed(range(p))] if self.kind.chains == 2 else [*range(len(self.step.plan.stages))]
+        if self.kind.schedule.chains == 2: return [*range(p), *reversed(range(p))]
+        return [*range(len(self.step.plan.stages))]
 
     def chunks_of(self, stage: int) -> list[int]:
         """The stages of the partition that a stage of the pipeline has."""
@@ -210,7 +211,7 @@ class TrainedPipeline:
 
     def sent_by(self, at: int) -> Iterator[tuple[int, Crossing]]:
         """What a chunk sends in a step, and how often."""
-        share = self.micro_batches // self.kind.chains
+        share = self.micro_batches // self.kind.schedule.chains
         for sources in (self.step.plan.crossings(at), self.step.crossings(at)):
             yield from ((share * count, each) for count, each in sources)
         yield from self.step.gradients(at)

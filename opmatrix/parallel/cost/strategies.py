@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from opmatrix.parallel.cost.quantities import Quantity
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
 RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
 AXES = "tp", "cp", "dp", "pp"
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
-SCHEDULES = "1f1b", "gpipe", "interleaved", "zb-h1"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Strategy:
     sequence: bool = False
     recompute: RecomputeKind = "none"
     context: str = "ring"
-    schedule: str = "1f1b"
+    schedule: str = USUAL_SCHEDULE.name
     order: tuple[str, ...] = AXES
     flash: bool = False
     overlap: bool = True

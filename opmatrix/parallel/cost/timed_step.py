@@ -13,7 +13,7 @@ from opmatrix.models import promised
 from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.step_costs import training_step
 from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
-from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
@@ -21,11 +21,11 @@ from opmatrix.parallel.sharding.partition import partition
 RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
 
 
-def timed_step(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes, schedule: str = "1f1b",
+def timed_step(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes, schedule: str = USUAL_SCHEDULE.name,
                micro_batches: int = 1, *, recompute: str = "none", dropout: float = 0, state: str = "16",
                sheet: Datasheet | None = None, stages: Sequence[int] | None = None) -> TrainedPipeline:
     """A step of training: a batch of those sizes, numbers, cut into micro-batches that go through the stages of a mesh
-    by a schedule (`1f1b`, `gpipe`, `interleaved:2`, `zb-h1`, `dualpipe`). `recompute`: none, selective, full. `state`:
+    by a schedule (`1f1b`, `interleaved:2`, ...; docs/tables.md has all). `recompute`: none, selective, full. `state`:
     bytes a parameter, 16, 18 or 20. `sheet`: a machine, for seconds. Raises InputError for what does not fit."""
     kind = pipeline_kind(schedule)
     for what, given, names in (("recompute", recompute, RECOMPUTED), ("state", state, STATES)):
@@ -41,7 +41,7 @@ def timed_step(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes, schedu
     return found
 
 
-def mesh_of_chunks(mesh: Mesh, kind: PipelineKind, count: int) -> Mesh:
+def mesh_of_chunks(mesh: Mesh, kind: ChunkedSchedule, count: int) -> Mesh:
     """A mesh with a stage for each chunk of a pipeline, of a model of so many layers. Raises InputError for chunks that
     layers do not divide into, and for chunks without stages."""
     along = mesh.stages

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.parallel.schedules.chains import alternating
+from opmatrix.parallel.schedules.one_f_one_b import alternating
 from opmatrix.parallel.schedules.tasks import TaskGraph, alone
 
 

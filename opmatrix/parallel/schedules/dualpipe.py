@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import count
+from typing import Any
 
-from formats.core.errors import InputError
+from opmatrix.parallel.schedules.closed_forms import most, one_part
+from opmatrix.parallel.schedules.schedule import Schedule
 from opmatrix.parallel.schedules.tasks import Pass, Slot, Task, TaskGraph
 
 
-def both_ways(stages: int, micro_batches: int) -> TaskGraph:
+def both_ways(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
     """Half of the micro-batches go from the first stage to the last, the others back. Chunk s is stage s of the first
-    way; chunk p + s is what stage s has of the second. Raises InputError for an odd number of stages, and for fewer
-    than two micro-batches a stage, or an odd number of them."""
-    if stages % 2: raise InputError(f"dualpipe: {stages} stages: it pairs them: give an even number")
-    if micro_batches % 2 or micro_batches < 2 * stages:
-        raise InputError(f"dualpipe: {micro_batches} micro-batches on {stages} stages: give an even number, at least "
-                         f"{2 * stages}")
+    way; chunk p + s is what stage s has of the second."""
     reads = [[s - 1] if s else [] for s in range(stages)]
     reads += [[stages + s + 1] if s < stages - 1 else [] for s in range(stages)]
     slots = [BothWays(s, stages, micro_batches).slots() for s in range(stages)]
@@ -65,3 +62,22 @@ class BothWays:
         kind: Pass = "F" if text[0] == "F" else "B"
         way = int(text[1])
         return Task(kind, next(self.nexts[kind, way]), self.chunks[way])
+
+
+def unpaired(stages: int, micro_batches: int) -> str:
+    """The complaint about an odd number of stages, and about fewer than two micro-batches a stage or an odd number."""
+    if stages % 2: return "it pairs stages: give an even number of them"
+    if micro_batches % 2 == 0 and micro_batches >= 2 * stages: return ""
+    return f"give an even number of micro-batches, at least {2 * stages}"
+
+
+def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
+    """(p / 2 − 1)(F + B + W + B + W − 3 W) where passes take as long (DeepSeek-AI 2024, table 2, with a pair of a
+    forward and a backward pass that takes as long as both); the largest of four ways where they do not."""
+    n = one_part(p, 2) - 1
+    return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
+
+
+DUALPIPE = Schedule("dualpipe", "micro-batches enter at both ends, forward beside backward (DeepSeek-AI 2024)",
+                    both_ways, bubble=both_ways_rounds, held=lambda s, p, m, v: p + 1, illegal=unpaired, chains=2,
+                    weights_apart=True, planned=False)

@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.parallel.cost.strategies import RECOMPUTES, SCHEDULES, RecomputeKind
+from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
+from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
@@ -22,14 +23,15 @@ class StrategyForm(NamedTuple):
     axes lie, the nearest first."""
     recompute: RecomputeKind = "none"
     zero: int = 0
-    schedule: str = "1f1b"
+    schedule: str = USUAL_SCHEDULE.name
     context: str = "ring"
     sequence: bool = False
     order: tuple[str, ...] = ORDERS[0]
 
 
+PLANNED = [each.name for each in SCHEDULES.values() if each.planned]
 STRATEGY_FORMS = tuple(StrategyForm(*each) for each in product(
-    RECOMPUTES, range(4), SCHEDULES, ("ring", "ulysses"), (False, True), ORDERS))
+    RECOMPUTES, range(4), PLANNED, ("ring", "ulysses"), (False, True), ORDERS))
 
 
 class FormMasks:
@@ -42,7 +44,8 @@ class FormMasks:
         """A row for each form, a column for each row of sizes."""
         several = sizes.virtual > 1
         staged = ~several & (sizes.pp > 1)
-        scheduled = {"1f1b": ~several, "interleaved": several, "gpipe": staged, "zb-h1": staged}
+        scheduled = {name: several if SCHEDULES[name].chunked else staged for name in PLANNED}
+        scheduled[USUAL_SCHEDULE.name] = ~several           # of one stage, too
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * sizes.cp) == 0)
         met = {"ring": whole, "ulysses": (sizes.cp > 1) & (self.limits.heads % (sizes.tp * sizes.cp) == 0)}

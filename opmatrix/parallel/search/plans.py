@@ -16,6 +16,7 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -209,7 +210,7 @@ def refuse_memory(found: FoundStrategies) -> None:
 
 def devices_that_fit(question: PlanQuestion) -> int | None:
     """How many times as many devices are enough, doubling them; None where a hundred times as many are not."""
-    form = StrategyForm(*("none", 0) if question.infer else ("full", 3), "1f1b", "ring", True)
+    form = StrategyForm(*("none", 0) if question.infer else ("full", 3), USUAL_SCHEDULE.name, "ring", True)
     for factor in (2, 4, 8, 16, 32, 64):
         other = replace(question, devices=question.devices * factor)
         try: found = search_strategies(other, forms=[form, form._replace(sequence=False)])

@@ -21,7 +21,7 @@ from opmatrix.parallel.cost.step_parts import (
     sum_parts,
 )
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
-from opmatrix.parallel.schedules.named import pipeline_tasks
+from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind, pipeline_tasks
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
@@ -103,8 +103,9 @@ def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batch
 def schedule_of(choice: PlanChoice) -> str:
     """What the schedule is called where its tasks are listed."""
     chunks = choice.sizes["virtual"]
-    return f"interleaved:{chunks}" if chunks > 1 else "1f1b" if choice.form.schedule == "interleaved" \
-        else choice.form.schedule
+    schedule = SCHEDULES[choice.form.schedule]
+    if not schedule.chunked: return schedule.name
+    return str(ChunkedSchedule(schedule, chunks)) if chunks > 1 else USUAL_SCHEDULE.name
 
 
 class StageCut(NamedTuple):
@@ -123,8 +124,8 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     costs = [[*map(sum, layer_seconds(each))] for each in settings]
     stored = [size for work, times in setting.model.layers for size in [state_bytes(setting, work)] * times]
     held, m = [layer_bytes(each) for each in settings], round(float(setting.micro_batches))
-    waits = [m if choice.form.schedule == "gpipe" else min(m, stages - at) for at in range(stages)]
-    if choice.form.schedule == "zb-h1": waits = [min(m, stages)] * stages
+    schedule = pipeline_kind(schedule_of(choice)).schedule
+    waits = [schedule.held(at, stages, m, 1) for at in range(stages)]
     ways = [[LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
              for k in range(len(RECOMPUTES))] for many in waits]
     spare = allocatable(setting, room) * (1 + 1e-9)         # the even cut may just fit

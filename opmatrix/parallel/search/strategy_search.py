@@ -20,6 +20,7 @@ from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import ORDERS, STRATEGY_FORMS, FormMasks, StrategyForm
 from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
@@ -61,9 +62,9 @@ class PlanQuestion:
     def forms(self) -> Sequence[StrategyForm]:
         """All that there are; a forward pass keeps nothing and has no state to store. Ranks of one machine are all as
         near, and none puts gradients of weights off."""
-        if self.infer: return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, "1f1b")]
+        if self.infer: return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if not self.local: return STRATEGY_FORMS
-        return [form for form in STRATEGY_FORMS if form.schedule != "zb-h1" and form.order == ORDERS[0]]
+        return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
 
     def work(self, form: StrategyForm) -> ModelWork:
         """What the model computes, by a form."""

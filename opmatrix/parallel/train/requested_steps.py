@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.parallel.ranks.virtual import assembled
-from opmatrix.parallel.schedules.named import PipelineKind, pipeline_kind
+from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind, spelled
 from opmatrix.parallel.schedules.tasks import Task
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
@@ -20,21 +20,19 @@ from opmatrix.parallel.sharding.placement import Coordinates
 from opmatrix.parallel.train.learned_arrays import Bucket, buckets_of, learned_arrays
 from opmatrix.parallel.train.stage_chunks import StageChunk, stage_chunks
 
-ORDERS = "gpipe", "1f1b", "interleaved"                     # in which no pass of gradients of weights stands apart
-
 
 class TrainAsked(NamedTuple):
     """How a step of training is run: the rate of Adam, the schedule, micro-batches of a step, what is kept, the share
     of entries that layers drop, and the seed by which they are drawn."""
     rate: float = 1e-3
-    schedule: str = "1f1b"
+    schedule: str = USUAL_SCHEDULE.name
     micro_batches: int = 1
     keep: str = "units"
     dropout: float = 0
     seed: int = 0
 
     @property
-    def kind(self) -> PipelineKind: return pipeline_kind(self.schedule)
+    def kind(self) -> ChunkedSchedule: return pipeline_kind(self.schedule)
 
 
 USUAL = TrainAsked()
@@ -42,9 +40,9 @@ USUAL = TrainAsked()
 
 def check_train_asked(asked: TrainAsked) -> None:
     """Raises InputError for a schedule that ranks do not run, for a rate that is none, and for dropping all."""
-    if asked.kind.name not in ORDERS:
-        raise InputError(f"schedule {asked.schedule}: ranks run {', '.join(ORDERS[:-1])} or {ORDERS[-1]}:V; others are "
-                         "run in time alone (partition --train)")
+    if not asked.kind.schedule.runs:
+        raise InputError(f"schedule {asked.schedule}: ranks run {spelled(RUN_BY_RANKS)}; others are run in time alone "
+                         "(partition --train)")
     if not 0 < asked.rate < float("inf"): raise InputError(f"rate {asked.rate:g}: more than 0, such as 0.001")
     if not 0 <= asked.dropout < 1: raise InputError(f"dropout {asked.dropout:g}: from 0 to below 1, such as 0.1")
 

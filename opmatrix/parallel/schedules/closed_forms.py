@@ -1,0 +1,38 @@
+"""Arithmetic of closed forms, of numbers, arrays and expressions alike, and the bubble of one chain."""
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+
+def is_expression(number: Any) -> bool: return hasattr(number, "free_symbols")
+
+
+def one_part(number: Any, of: Any) -> Any: return number / of if is_expression(of) else number * Fraction(1, of)
+
+
+def most(*each: Any) -> Any:
+    """The largest of numbers, expressions, or arrays, element by element."""
+    if any(map(is_expression, each)):
+        import sympy
+        return sympy.Max(*each)
+    if not any(hasattr(e, "__array_ufunc__") for e in each): return max(each)
+    import numpy as np
+    return reduce(np.maximum, each)
+
+
+def least(*each: Any) -> Any:
+    """The smallest of numbers, expressions, or arrays, element by element."""
+    if any(map(is_expression, each)):
+        import sympy
+        return sympy.Min(*each)
+    if not any(hasattr(e, "__array_ufunc__") for e in each): return min(each)
+    import numpy as np
+    return reduce(np.minimum, each)
+
+
+def rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
+    """Each stage but one waits for a forward and a backward pass of a chunk: (p − 1)(F + B + W) / v, of the work
+    (p − 1) / (v m) (Huang et al. 2019; Narayanan et al. 2021, section 2.2)."""
+    return (p - 1) * (F + B + W) * one_part(1, v)

@@ -1,0 +1,17 @@
+"""GPipe: all forward passes, then all backward passes (Huang et al. 2019, section 2.3)."""
+from __future__ import annotations
+
+from opmatrix.parallel.schedules.closed_forms import rounds
+from opmatrix.parallel.schedules.schedule import Schedule
+from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
+
+
+def forward_first(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
+    """The passes of GPipe."""
+    each = range(micro_batches)
+    slots = [alone([*(Task("F", i, s) for i in each), *(Task("B", i, s) for i in each)]) for s in range(stages)]
+    return TaskGraph("gpipe", slots, range(stages), in_a_row(stages))
+
+
+GPIPE = Schedule("gpipe", "all forward passes, then all backward passes (Huang et al. 2019)", forward_first,
+                 bubble=rounds, held=lambda s, p, m, v: m)
