@@ -28,7 +28,7 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --tokens 17", r"tokens 17: .*16"),
     ("tiny.json --tp 2 --tokens 8 --deadline 0", r"--deadline 0: seconds, more than 0"),
     ("tiny.json --tp 2 --tokens 8 --train --micro-batches 9", r"micro-batches 9: a batch of 4 sequences has at most 4"),
-    ("tiny.json --tp 2 --tokens 8 --train --schedule zb-h1", r"schedule zb-h1: ranks run gpipe, 1f1b or interleaved:V"),
+    ("tiny.json --tp 2 --tokens 8 --train --schedule zb-h1", r"schedule zb-h1: ranks run 1f1b, gpipe or interleaved:V"),
     ("tiny.json --tp 2 --tokens 8 --train --schedule interleaved:2", r"chunks are of stages, .* one: give --pp"),
     ("tiny.json --tp 2 --tokens 8 --train --dropout 1", r"dropout 1: from 0 to below 1"),
     ("tiny.json --tp 2 --tokens 8 --rate 0.1", r"--rate 0.1: it is of steps of training: give --train, too"),

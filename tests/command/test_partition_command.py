@@ -62,7 +62,7 @@ def said(tmp_path, monkeypatch, capsys):
     ("tiny.json --machine A101", r"machine 'A101': there is no data sheet of it: did you mean A100"),
     ("tiny.json --machine A101 --form latex", r"machine 'A101': there is no data sheet of it"),
     ("tiny.json --schedule gpipe", r"--schedule gpipe: it is of a step of training: give --train, too"),
-    ("tiny.json --train --schedule 1f1c", r"schedule 1f1c: did you mean 1f1b\? it is one of gpipe, 1f1b, "),
+    ("tiny.json --train --schedule 1f1c", r"schedule 1f1c: did you mean 1f1b\? it is one of 1f1b, gpipe, "),
     ("tiny.json --train --micro-batches 9 --batch 8 --tokens 8", r"micro-batches 9: a batch of 8 sequences has at "),
     ("tiny.json --train --recompute ful", r"--recompute ful: did you mean full\? it is one of none, selective, full"),
     ("tiny.json --train --pp 2 --schedule interleaved:3 --micro-batches 2", r"4 layers on 2 stages of 3 chunks: 6 "),
