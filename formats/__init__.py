@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from formats.core.moved import announce
+from formats.core.moved import announce, current
 
 if TYPE_CHECKING:
     from formats.storage.catalogue import *  # noqa: F403
@@ -20,6 +20,7 @@ def __getattr__(name: str) -> Any:
     if name == "__all__" or not (name.startswith("_") or find_spec(f"formats.{name}")):
         catalogue = import_module("formats.storage.catalogue")
         if name == "__all__" or name in catalogue.__all__: return getattr(catalogue, name)
+    if (module := f"formats.{name}") != current(module): return import_module(current(module))
     raise AttributeError(f"module 'formats' has no attribute {name!r}")
 
 

@@ -117,8 +117,8 @@ def test_a_change_of_a_source_changes_the_names_that_depend_on_it(tmp_path):
     def change(name):
         with (tmp_path / "formats" / "kernels" / f"{name}.py").open("a") as source: source.write("\n# changed\n")
         return run(NAME, tmp_path)
-    assert change("mixing/caches") == [key, square, packed]
-    same, own, other = change("products/packed_panels")
+    assert change("attentions/caches") == [key, square, packed]
+    same, own, other = change("matmul/packed_panels")
     assert [same, own] == [key, square] and other != packed
     for name in ("rows/activations", "engine/memory"):
         before, (same, *now) = (own, other), change(name)

@@ -167,13 +167,13 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
 
 # ---- threads whose number changes
 
-OURS = *(f"mixing.{name}"
-         for name in ("attending", "heads", "masked")), "rows.passes", *(f"products.{name}" for name in (
+OURS = *(f"attentions.{name}"
+         for name in ("attending", "heads", "masked")), "rows.passes", *(f"matmul.{name}" for name in (
     "block_vectorwise", "by_head", "linear", "bf16_int8_int4", "packed_panels", "csr_nm"))
 CHANGES = """
 import numpy as np
 import test_interrupts as here
-from formats import FORMATS; from formats.machine import threads
+from formats import FORMATS; from formats.host import threads
 from formats.storage.check import check
 from formats.kernels.engine import launch
 
@@ -260,7 +260,7 @@ from threading import Event, Thread
 from types import SimpleNamespace
 import numpy as np
 import test_interrupts as here
-from formats import kernels; from formats.machine import threads
+from formats import kernels; from formats.host import threads
 from formats.kernels.rows import activations; from formats.kernels.engine import compiled
 
 shared, x = here.program(), np.ones((32, 32), np.float32)

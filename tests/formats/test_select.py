@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import standin
 
-from formats import FORMATS, FormatError, select
+from formats import FORMATS, FormatError
+from formats.storage import select
 from formats.storage.select import Candidate, DecomposedMatrix, candidates, choose, deviation, race_candidates, sampled
 
 MACHINE = standin.machine()

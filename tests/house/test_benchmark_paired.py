@@ -237,7 +237,7 @@ def repository(tmp_path_factory):
     """A repository with this tree as its commit, a small BERT, and a program of it."""
     place = tmp_path_factory.mktemp("paired")
     for name in trees.PACKAGES: shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (place / "opmatrix" / "program.py").open("a").write(PLANTED.format(call=1e-3, factor=1.0))
+    (place / "opmatrix" / "runtime" / "program.py").open("a").write(PLANTED.format(call=1e-3, factor=1.0))
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "as it was"]):
         subprocess.run(["git", "-C", place, *words], check=True)
@@ -268,7 +268,7 @@ def run(repository, monkeypatch, tmp_path):
 
 @pytest.mark.deep
 def test_a_planted_change_is_seen(repository, run, capsys):
-    file = repository / "opmatrix" / "program.py"
+    file = repository / "opmatrix" / "runtime" / "program.py"
     before = file.read_text()
     try:
         file.write_text(before + PLANTED.format(call=5e-5, factor=1.000001))

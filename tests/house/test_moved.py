@@ -6,6 +6,7 @@ import pytest
 from children import ROOT
 from measures import MODULES
 
+import formats
 import opmatrix as om
 from formats.core.moved import current, directions, new_names
 
@@ -26,7 +27,7 @@ def complaint(statement):
 
 
 @pytest.mark.parametrize("statement, name", [
-    ("import formats.format", "formats.format"), ("from formats import masks", "formats.masks"),
+    ("import formats.format", "formats.format"), ("import formats.masks", "formats.masks"),
     ("from opmatrix.batch import Batch", "opmatrix.batch"), ("import opmatrix.split.mesh", "opmatrix.split"),
     ("from opmatrix.partitions import plan", DIVIDED), ("from rewrites import law", "rewrites.law"),
     ("from rewrites.law import LAWS", "rewrites.law"), ("import rewrites.compiler.search", "rewrites.compiler")])
@@ -49,3 +50,4 @@ def test_a_module_that_never_was_is_missing_as_ever():
 def test_the_front_door_has_its_modules_still():
     assert om.patterns.__name__ == "opmatrix.algebra.positions.patterns"
     assert om.batch.__name__ == "opmatrix.algebra.batch.batch"
+    assert formats.masks.__name__ == "formats.storage.masks"

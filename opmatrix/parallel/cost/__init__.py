@@ -1,1 +1,1 @@
-"""Which strategy spreads a model over many devices best: time and memory of one, as formulas of its sizes."""
+"""The cost of a strategy: seconds and bytes of a step, as formulas of its sizes."""

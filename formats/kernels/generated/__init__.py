@@ -1,0 +1,1 @@
+"""Kernels that are written from terms: rows one by one, and products over any monoid."""

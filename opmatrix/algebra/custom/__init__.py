@@ -1,0 +1,1 @@
+"""Functions, kinds and monoids that people declare themselves: digests of their code, and their names."""

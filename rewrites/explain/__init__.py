@@ -1,0 +1,1 @@
+"""Explanations of a program: its derivation, schedules by hand, and rewrites explored."""
