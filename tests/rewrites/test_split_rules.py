@@ -170,7 +170,8 @@ def test_every_step_that_is_cut_names_its_rule():
 
 def test_every_rule_that_is_written_has_an_equation():
     """As the rules are written in the source: none returns a name that nobody proves."""
-    source = "\n".join((ROOT / "opmatrix/parallel/sharding" / f"{each}.py").read_text() for each in ("rules", "relating"))
+    room = ROOT / "opmatrix/parallel/sharding"
+    source = "\n".join((room / f"{each}.py").read_text() for each in ("rules", "relating"))
     names = {name for line in source.splitlines() if "return [" in line for name in re.findall(r'"([a-z ]+)"$', line)}
     assert len(names) > 10 and names <= {rule for _, rule in KNOWN}
 
