@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lib import command
-from lib.command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
+from lib.command import SUPPORT, Figure, Parser, concluded, count, tabled, takes, whole
 
 import numpy as np
 
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(SUPPORT))
 
 from checkpoints import write_tokenizer
 

@@ -3,18 +3,18 @@
     python benchmarks/drawn.py [--count 2000] [--seed 0] [--processes 2] [--csv OUT]
     python benchmarks/drawn.py --degenerate [--count 3000] [--doors explore,search,saved,optimize] [--seed 0]
 
-The operators are those of tests/random_operators.py: all kinds, monoids, relations and patterns, with weights of zeros,
-arrays that are equal or have one name, sentences of one token, several outputs. Each is made cheapest for its batch, by
-turns exactly and with what `optimize` allows by itself, with nothing left out but rounds of measuring, and that laws
-alone, which are the same for all, are verified once a process. `right`: every program of the front gives what the model
-gives in float64, for inputs that it has not seen: an exact one as nearly as the model read in float32 (or to 1e-5),
-others as nearly as is stated. `beyond`: an approximate program was off by up to twice what is stated, which is a
-statistic. `refused`: an InputError, listed by what it says. What must not be: `wrong` (any other number), `fault` (any
-other exception).
+The operators are those of tests/support/random_operators.py: all kinds, monoids, relations and patterns, with
+weights of zeros, arrays that are equal or have one name, sentences of one token, several outputs. Each is made
+cheapest for its batch, by turns exactly and with what `optimize` allows by itself, with nothing left out but rounds
+of measuring, and that laws alone, which are the same for all, are verified once a process. `right`: every program of
+the front gives what the model gives in float64, for inputs that it has not seen: an exact one as nearly as the model
+read in float32 (or to 1e-5), others as nearly as is stated. `beyond`: an approximate program was off by up to twice
+what is stated, which is a statistic. `refused`: an InputError, listed by what it says. What must not be: `wrong`
+(any other number), `fault` (any other exception).
 
-`--degenerate` draws identities, constants, aliases, one column, outputs that are inputs or one another. `--doors` says
-what they go through: `explore` and `search` on a machine of random prices, on which any program may be the cheapest;
-`saved`, the searched program once more, saved and loaded; `optimize`. Memory is poisoned before each run."""
+`--degenerate` draws identities, constants, aliases, one column, outputs that are inputs or one another. `--doors`
+says what they go through: `explore` and `search` on a machine of random prices, on which any program may be the
+cheapest; `saved`, the searched program once more, saved and loaded; `optimize`. Memory is poisoned before each run."""
 import re
 import tempfile
 import time

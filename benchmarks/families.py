@@ -1,12 +1,12 @@
-"""One model of every family, as imported, exact, and within an error: time, memory and peak, measured, and as they were
-predicted beside it.
+"""One model of every family, as imported, exact, and within an error: time, memory and peak, measured, and as they
+were predicted beside it.
 
     python benchmarks/families.py [--families bert,gpt] [--tokens 128] [--error 0.02] [--rounds 9] [--csv OUT]
 
-Weights are `published` (MiniLM, SmolLM2), `trained` by tests/train_models.py (small models over bytes: their sizes are
-no one's, their numbers are), or `random` (a network over a graph of 2,000 nodes, each with 8 others). MB are of what is
-stored, peak those of values beside it while a batch runs. Each is optimised for one sentence of so many tokens, or as
-many as it has positions for; a graph is read whole."""
+Weights are `published` (MiniLM, SmolLM2), `trained` by tests/support/train_models.py (small models over bytes: their
+sizes are no one's, their numbers are), or `random` (a network over a graph of 2,000 nodes, each with 8 others). MB
+are of what is stored, peak those of values beside it while a batch runs. Each is optimised for one sentence of so
+many tokens, or as many as it has positions for; a graph is read whole."""
 from collections.abc import Iterator
 from functools import reduce
 from operator import matmul

@@ -13,9 +13,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lib import command
-from lib.command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, tabled, takes
+from lib.command import ROOT, SUPPORT, Figure, Parser, concluded, count, named, say, share, tabled, takes
 
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(SUPPORT))
 
 import guarded
 

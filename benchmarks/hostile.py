@@ -2,7 +2,7 @@
 
     python benchmarks/hostile.py [--files 100000] [--processes 2] [--seed 0] [--csv OUT]
 
-Each child process reads a share of them, as tests/hostile.py says: structured mutations first (entries dropped,
+Each child process reads a share of them, as tests/support/hostile.py says: structured mutations first (entries dropped,
 doubled, of another type, huge, negative, nested, renamed, exchanged; code wherever a number or a name stands), and
 damage that knows of nothing. A program whose hash no longer fits is given the hash that it has and read again.
 `refused`: in one line that names the file. `same`: read, with the same result. `other`: read with other numbers, where
@@ -14,9 +14,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from lib import command
-from lib.command import TESTS, Figure, Parser, concluded, count, say, tabled, takes, whole
+from lib.command import SUPPORT, Figure, Parser, concluded, count, say, tabled, takes, whole
 
-sys.path.insert(0, str(TESTS))                              # its hostile.py, not this one
+sys.path.insert(0, str(SUPPORT))                              # its hostile.py, not this one
 
 from hostile import BAD, OUTCOMES, Outcome, judged, table
 

@@ -1,10 +1,11 @@
-"""Whether a law is in the way: of random transformers, what the exact search finds with each law that fired left out.
+"""Whether a law is in the way: of random transformers, what the exact search finds with each law that fired left
+out.
 
     python benchmarks/laws_left_out.py [--count 20] [--seed 0] [--machine A100] [--csv OUT]
 
-Models are of tests/random_models.py: shared keys, biases, gates, norms, windows; prices are a data sheet's, so nothing
-of this machine counts. With all laws no program may be dearer than without one: what is, hides another form, by its
-phase or by what it subsumes."""
+Models are of tests/support/random_models.py: shared keys, biases, gates, norms, windows; prices are a data sheet's,
+so nothing of this machine counts. With all laws no program may be dearer than without one: what is, hides another
+form, by its phase or by what it subsumes."""
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -2,11 +2,11 @@
 
     python benchmarks/own_laws.py [--count 500] [--seed 0] [--laws NAME ...] [--machine A100] [--csv OUT]
 
-Operators are of tests/random_operators.py, the twenty laws of tests/true_laws.py: laws that pay and that do not, that
-subsume what is cheaper, that never end. Each is added alone to the laws of the search, then all of them together;
-prices are a data sheet's, so nothing of this machine counts. `dearer`: the program with the law is predicted to take
-more than without. `wrong`: a program that a law changed gives other numbers than the model in float64. `fault`: any
-exception that is no InputError. None of them may be."""
+Operators are of tests/support/random_operators.py, the twenty laws of tests/support/true_laws.py: laws that pay and
+that do not, that subsume what is cheaper, that never end. Each is added alone to the laws of the search, then all of
+them together; prices are a data sheet's, so nothing of this machine counts. `dearer`: the program with the law is
+predicted to take more than without. `wrong`: a program that a law changed gives other numbers than the model in
+float64. `fault`: any exception that is no InputError. None of them may be."""
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,8 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--count", type=count, default=500, help="operators")
     parser.add_argument("--seed", type=whole, default=0, help="of the first; the others follow")
-    parser.add_argument("--laws", nargs="*", default=[law.name for law in TRUE_LAWS], help="of tests/true_laws.py")
+    parser.add_argument("--laws", nargs="*", default=[law.name for law in TRUE_LAWS],
+                        help="of tests/support/true_laws.py")
     parser.add_argument("--machine", default="A100", help="a data sheet")
     given = parser.parse_args()
     machine, laws = datasheet(given.machine), [law for law in TRUE_LAWS if law.name in given.laws]

@@ -2,17 +2,17 @@
 
     python benchmarks/partitions.py [--backward] [--count 1000] [--seed 0] [--processes 2] [--csv OUT]
 
-Models of BERT, GPT-2, LLaMA and `transformer` of random sizes, heads, norms, gates, masks; meshes of one to three axes
-of any strategies that go together, 2 to 8 ranks, in any order; batches that nothing divides (tests/partitioned.py).
-`right`: operations, payload, wire, messages, stored numbers and peak of every rank are what the formulas say, exactly,
-and the output is one rank's to 1e-12. `advised`: meshes that were refused first, and then changed as the refusal says.
-What must not be: `wrong`, `fault` (an exception, or a refusal that advises nothing). Seconds are those of one model:
-its formulas, one rank's output and all virtual ranks.
+Models of BERT, GPT-2, LLaMA and `transformer` of random sizes, heads, norms, gates, masks; meshes of one to three
+axes of any strategies that go together, 2 to 8 ranks, in any order; batches that nothing divides
+(tests/support/partitioned.py). `right`: operations, payload, wire, messages, stored numbers and peak of every rank
+are what the formulas say, exactly, and the output is one rank's to 1e-12. `advised`: meshes that were refused first,
+and then changed as the refusal says. What must not be: `wrong`, `fault` (an exception, or a refusal that advises
+nothing). Seconds are those of one model: its formulas, one rank's output and all virtual ranks.
 
-`--backward`: forward and backward under a random policy, a third with dropout (tests/trained_ranks.py). `right`: the
-counts are what the formulas say, sums of gradients and the peak of both ways, too, and gradients are one rank's to
-1e-12. Where an axis cuts weights, every fourth runs again without the sums of the cotangents that matrices of cut rows
-give: the control. It must differ, or it is `unnoticed`."""
+`--backward`: forward and backward under a random policy, a third with dropout (tests/support/trained_ranks.py).
+`right`: the counts are what the formulas say, sums of gradients and the peak of both ways, too, and gradients are
+one rank's to 1e-12. Where an axis cuts weights, every fourth runs again without the sums of the cotangents that
+matrices of cut rows give: the control. It must differ, or it is `unnoticed`."""
 import time
 from collections import Counter
 from collections.abc import Iterator

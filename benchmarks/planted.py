@@ -1,18 +1,20 @@
-"""Kernels that are wrong for some data or lengths alone: which does `verify` of a saved program find, which `optimize`?
+"""Kernels that are wrong for some data or lengths alone: which does `verify` of a saved program find, which
+`optimize`?
 
     python benchmarks/planted.py [--of lengths|data] [--count 60] [--family bert|gpt2|llama|mistral|mixtral]
                                  [--positions 300] [--model DIR] [--number-type int8] [--seed 0] [--csv OUT]
 
-Faults of lengths are of eight kinds (tests/wrong_kernels.py): an input, a key, a row, a head, a group or a tail that is
-lost, a wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms, pooling,
-embeddings. Of a family that decodes every third is one of its sessions (tests/wrong_sessions.py): lost pages and rows,
-page boundaries, masks of several rows, shared writes, rewinds, double rounding, windows, two threads. Each appears only
-in sequences longer, or rows further, than a threshold drawn within the lengths that the certificates list. Faults of
-data (tests/wrong_for_data.py) are made from what kernels declare: rows that are zero, equal, tiny, huge, of a drawn
-size, an id of a table, ties, an expert without rows, of one or of all, an eps that is forgotten. The model is a random
-one of a family, of so many positions, or one of your own; its front is made once without faults, and its programs are
-verified with each fault, those that have the kernel, by `verify` and as `optimize` does it; with every tenth fault all
-of `optimize` runs. `sentences` says how many the checks on the sentences of certificates find alone."""
+Faults of lengths are of eight kinds (tests/support/wrong_kernels.py): an input, a key, a row, a head, a group or a
+tail that is lost, a wrong scale, wrong bits; of products, attention in float32 and in bfloat16, rotations, norms,
+pooling, embeddings. Of a family that decodes every third is one of its sessions (tests/support/wrong_sessions.py):
+lost pages and rows, page boundaries, masks of several rows, shared writes, rewinds, double rounding, windows, two
+threads. Each appears only in sequences longer, or rows further, than a threshold drawn within the lengths that the
+certificates list. Faults of data (tests/support/wrong_for_data.py) are made from what kernels declare: rows that are
+zero, equal, tiny, huge, of a drawn size, an id of a table, ties, an expert without rows, of one or of all, an eps
+that is forgotten. The model is a random one of a family, of so many positions, or one of your own; its front is made
+once without faults, and its programs are verified with each fault, those that have the kernel, by `verify` and as
+`optimize` does it; with every tenth fault all of `optimize` runs. `sentences` says how many the checks on the
+sentences of certificates find alone."""
 import json
 import tempfile
 from collections import Counter

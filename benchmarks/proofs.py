@@ -2,14 +2,16 @@
 
     python benchmarks/proofs.py [--stated] [--count 10000] [--processes 2] [--seed 0] [--csv OUT]
 
-The equations of tests/stated_equations.py come first, over the whole algebra, true ones and near misses: each with the
-verdict, the processor's seconds, and what proved it. With `--stated` they are all, and the table is theirs.
+The equations of tests/support/stated_equations.py come first, over the whole algebra, true ones and near misses:
+each with the verdict, the processor's seconds, and what proved it. With `--stated` they are all, and the table is
+theirs.
 
-A pair is a term and what becomes of it by identities of the algebra, or by one change besides, as tests/proof_pairs.py
-makes them: monoids, patterns, functions, tables and symbols of one name that are not one thing; numbers that cancel;
-tokens, positions, relations and inputs that a batch gives. What is proved is evaluated with 150 digits at a random
-input, what is refuted at the place that the refutation names: a proof is false where finite entries differ there, a
-refutation where they do not, or where the pair was made by identities alone. What raises is a fault."""
+A pair is a term and what becomes of it by identities of the algebra, or by one change besides, as
+tests/support/proof_pairs.py makes them: monoids, patterns, functions, tables and symbols of one name that are not
+one thing; numbers that cancel; tokens, positions, relations and inputs that a batch gives. What is proved is
+evaluated with 150 digits at a random input, what is refuted at the place that the refutation names: a proof is false
+where finite entries differ there, a refutation where they do not, or where the pair was made by identities alone.
+What raises is a fault."""
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor

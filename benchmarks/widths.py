@@ -3,14 +3,13 @@ states, or scores where a decoder's file has a head for them, in float32.
 
     python benchmarks/widths.py [--families gpt2,llama] [--each 9] [--errors 0,0.02] [--csv OUT]
 
-Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one or
-two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores, number
-types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers' models, is
-written by the names of its port and stands beside tests/plain.py, in float64. `off` is the relative change (Frobenius)
-of the program that `optimize` answers with, on sentences from one token to all positions; an exact one further off than
-1e-5, or another one further off than it states (twice on sentences that are nothing like those it was judged on), ends
-with status 1, as does an error.
-"""
+Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one
+or two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores,
+number types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers'
+models, is written by the names of its port and stands beside tests/support/plain.py, in float64. `off` is the
+relative change (Frobenius) of the program that `optimize` answers with, on sentences from one token to all
+positions; an exact one further off than 1e-5, or another one further off than it states (twice on sentences that are
+nothing like those it was judged on), ends with status 1, as does an error."""
 from __future__ import annotations
 
 import json
@@ -22,12 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lib import command
-from lib.command import TESTS, Figure, Parser, concluded, count, listed, named, tabled, takes
+from lib.command import SUPPORT, Figure, Parser, concluded, count, listed, named, tabled, takes
 
 import numpy as np
 from berts import change
 
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(SUPPORT))
 
 import plain
 from checkpoints import write_tokenizer

@@ -16,8 +16,9 @@ LIB = Path(__file__).resolve().parent
 HERE = LIB.parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
 if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
-sys.path.append(str(TESTS))                                  # what makes models, programs and mutants
+sys.path.append(str(SUPPORT))                                # what makes models, programs and mutants
 
 from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import open_regular, replacing  # noqa: E402

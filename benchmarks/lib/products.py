@@ -1,4 +1,5 @@
-"""Products over monoids that no kernel was written for, timed beside numpy by hand (tests/terms_of_folds.py)."""
+"""Products over monoids that no kernel was written for, timed beside numpy by hand
+(tests/support/terms_of_folds.py)."""
 from statistics import median
 
 import numpy as np

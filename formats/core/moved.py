@@ -1,16 +1,16 @@
-"""Modules that have moved: an import of the old name says where the module is now.
-
-`moved.json` maps each old name of 0.20 to the new one; a room that was divided is mapped to the room that has most of
-it."""
+"""Modules that have moved: an import of the old name works, with a warning that says the new one."""
 import json
 import sys
+import warnings
 from functools import cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
 
 SINCE = "0.21"
-MOVED_FILE = Path(__file__).with_suffix(".json")
+MOVED_FILE = Path(__file__).with_suffix(".json")            # each old name of 0.20, with the new one
+PACKAGES = "formats.", "opmatrix.", "rewrites."
 
 
 @cache
@@ -20,37 +20,46 @@ def new_names() -> dict[str, str]:
     return table
 
 
+@cache
+def old_rooms() -> frozenset[str]:
+    """Old names of folders: of all that are the beginning of an old name."""
+    return frozenset(name.rpartition(".")[0] for name in new_names())
+
+
 def current(name: str) -> str:
     """The name that a module has now."""
     return new_names().get(name, name)
 
 
-def directions(name: str) -> str:
-    """Where a module is now; of a room also its modules that are not there under the name that they had."""
-    room = current(name)
-    apart = [f"{old} is {new}" for old, new in new_names().items()
-             if old.rpartition(".")[0] == name and new != f"{room}.{old.rpartition('.')[2]}"]
-    return "; ".join([f"{name} is {room} since opmatrix {SINCE}", *apart])
-
-
 class OldName:
-    """A finder, asked last, and the loader of an old name: to load it is an error that says the new one."""
+    """A finder, asked last, and the loader of old names."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The spec of an old name of ours; None for any other module."""
-        ours = name.startswith(("formats.", "opmatrix.", "rewrites."))
-        return ModuleSpec(name, cls) if ours and name in new_names() else None     # type: ignore[arg-type]
+        if not name.startswith(PACKAGES) or not (name in new_names() or name in old_rooms()): return None
+        return ModuleSpec(name, cls)                        # type: ignore[arg-type]
 
     @staticmethod
-    def create_module(spec: ModuleSpec) -> NoReturn:
-        """Raises ModuleNotFoundError, without the attribute `name`, by which `from package import name` would lose its
-        text."""
-        raise ModuleNotFoundError(f"{directions(spec.name)}: import it from there")
+    def create_module(spec: ModuleSpec) -> ModuleType:
+        """The module under its new name, itself and no copy, with a FutureWarning; of a room a package without files,
+        whose modules are then looked for here."""
+        if spec.name in old_rooms():
+            room = ModuleType(spec.name)
+            room.__path__ = []
+            return room
+        new = current(spec.name)
+        warnings.warn(f"{spec.name} is {new} since opmatrix {SINCE}: import it from there", FutureWarning,
+                      stacklevel=2)
+        module = import_module(new)
+        spec.loader_state = module.__spec__
+        return module
 
     @staticmethod
-    def exec_module(module: object) -> None:
-        """Called by no one, as no module is created; import asks for both methods."""
+    def exec_module(module: ModuleType) -> None:
+        """Give a module back the spec of its new name, which import has replaced by that of the old one."""
+        if module.__spec__ is not None and module.__spec__.loader_state is not None:
+            module.__spec__ = module.__spec__.loader_state
 
 
 def announce() -> None:

@@ -1,4 +1,4 @@
-"""Sizes that nobody has, of those that tests/absurd_sizes.py draws: a line, and no fault."""
+"""Sizes that nobody has, of those that tests/support/absurd_sizes.py draws: a line, and no fault."""
 import json
 
 import pytest

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from test_compiling import SQUARE, done, run
+from tests.numba_kernel import listed
 
 from formats.core.errors import InputError
 from formats.kernels.attentions import attending
 from formats.kernels.engine import elf, objects, processor
 from formats.kernels.engine.compiled import FUNCTIONS, provide
-from tests.numba_kernel import listed
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000

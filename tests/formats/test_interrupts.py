@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import checkpoints
 import numpy as np
 import pytest
-from children import LIMIT, ROOT, TESTS, printed
+from children import LIMIT, ROOT, SUPPORT, printed
 from programs import bert_program, fused_layer
 from test_threads import mark
 
@@ -42,7 +42,7 @@ def program(pack="packed"):
 
 def child(code, **environment):
     """What a Python prints that imports what is tested, and the tests."""
-    return printed(code, Path(__file__).parent, TESTS, ROOT, **environment)
+    return printed(code, Path(__file__).parent, SUPPORT, ROOT, **environment)
 
 
 # ---- interrupts

@@ -12,7 +12,7 @@ from threading import Barrier
 import checkpoints
 import numpy as np
 import pytest
-from children import ROOT, TESTS
+from children import ROOT, SUPPORT
 from programs import bert_program, fused_layer, unfused_layer
 
 from formats import FORMATS
@@ -137,7 +137,7 @@ def test_the_same_bits_from_run_to_run(pack, tmp_path):
     for batch in batches(30, seed=5): made.run(batch)       # other sizes in between
     assert digest(made) == wanted == digest(Program.load(tmp_path / "program"))
     code = f"import test_calls\nprint(test_calls.digest(test_calls.Program.load({str(tmp_path / 'program')!r})))"
-    paths = os.pathsep.join(map(str, [Path(__file__).parent, TESTS, ROOT]))
+    paths = os.pathsep.join(map(str, [Path(__file__).parent, SUPPORT, ROOT]))
     for _ in range(2 if pack == "packed" else 0):
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                              env=os.environ | {"PYTHONPATH": paths})

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import pytest
-from children import ROOT, TESTS
+from children import ROOT, SUPPORT
 from fetched import minilm
 
 from formats.core.errors import InputError
@@ -221,7 +221,7 @@ def test_a_model_is_found_in_a_cache_that_cannot_be_written_to(model, shop, monk
         home = fetch(model)
         os.chmod(place, 0o755)
         home.parent.chmod(0o755)
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
         read = [sys.executable, "-c", READER, os.path.dirname(__file__), str(shop)]
         found = subprocess.run(read, capture_output=True, text=True, env=environment)
         assert found.stdout.split() == [str(home)] and not found.stderr, found.stderr

@@ -3,9 +3,9 @@ no process is left. Ranks here only act; real ones are in tests/peers/test_launc
 import os
 import socket
 import time
-from pathlib import Path
 
 import pytest
+from children import SUPPORT
 
 from formats.core.errors import InputError
 from formats.disk.own_python import child_of_python
@@ -13,7 +13,7 @@ from opmatrix.parallel.launch.headings import RanksFailed
 from opmatrix.parallel.launch.jobs import Job
 from opmatrix.parallel.launch.launcher import Ranks
 
-ACTOR = str(Path(__file__).parents[1] / "acting_rank.py")
+ACTOR = str(SUPPORT / "acting_rank.py")
 JOB = Job({}, dict(x=(2, "tensor")), [[1]])
 
 

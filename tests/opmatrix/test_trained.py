@@ -1,5 +1,5 @@
-"""A GPT-2, a Pangu-alpha and a Mixtral that were trained a little (tests/train_models.py): how well the programs of
-their stored files foresee a text that they have not seen."""
+"""A GPT-2, a Pangu-alpha and a Mixtral that were trained a little (tests/support/train_models.py): how well the
+programs of their stored files foresee a text that they have not seen."""
 import json
 from pathlib import Path
 

@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from tests.terms_of_rows import random_term, share_of, value
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -47,7 +48,6 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places
 from rewrites.search.search import search
 from tests import standin
-from tests.terms_of_rows import random_term, share_of, value
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48

@@ -10,7 +10,7 @@ from opmatrix.files.fetch import MODELS, fetch
 
 def data(*parts: str) -> Path:
     """A file of the development data, in $OPMATRIX_DATA or else beside the repository; absent, the test skips."""
-    beside = Path(__file__).parents[2] / "shared" / "data"
+    beside = Path(__file__).parents[3] / "shared" / "data"
     path = Path(os.environ.get("OPMATRIX_DATA") or beside).joinpath(*parts)
     if not path.exists(): pytest.skip(f"needs data: {path} is absent, set OPMATRIX_DATA to the directory of the data")
     return path

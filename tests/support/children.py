@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TESTS = ROOT / "tests"
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"                       # where this and the other helpers of tests are
 LIMIT = 300                                                 # seconds that end a child which should take one, or
                                                             # compiles first
 

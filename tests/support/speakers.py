@@ -17,7 +17,7 @@ from opmatrix.inference.pooling import LAST
 from opmatrix.models import build, tensors
 from rewrites.workload.resolve import source
 
-BYTES = Path(__file__).parent / "data" / "gpt2_bytes"
+BYTES = Path(__file__).parents[1] / "data" / "gpt2_bytes"
 LLAMA = dict(model_type="llama", vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
              rope_theta=300.0)

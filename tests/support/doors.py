@@ -1,4 +1,5 @@
-"""The door of every kernel: what it reads, how it is called, what it means. tests/guarded.py spoils the arrays."""
+"""The door of every kernel: what it reads, how it is called, what it means. tests/support/guarded.py spoils the
+arrays."""
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise

@@ -2,7 +2,7 @@
 every kernel: the result is right, or the arrays are refused in words. A child runs the cases, so that a crash has a
 name.
 
-    python tests/guarded.py < cases        one JSON case a line; says each before it runs, and what became of it
+    python tests/support/guarded.py < cases        one JSON case a line; says each before it runs, and what became of it
                                            after"""
 import ctypes
 import json

@@ -1,10 +1,10 @@
 """Random operators for the main job, drawn by a seed: all kinds, monoids, relations and patterns of
-tests/random_programs.py, and what is rare in models that people trained: weights of zeros, whole numbers, one array
-under two names and two arrays under one, columns that nothing reaches, sentences of one token, a batch of one row,
-inputs without tokens, no weights at all, rows of sequences and of other spaces, several outputs.
+tests/support/random_programs.py, and what is rare in models that people trained: weights of zeros, whole numbers,
+one array under two names and two arrays under one, columns that nothing reaches, sentences of one token, a batch of
+one row, inputs without tokens, no weights at all, rows of sequences and of other spaces, several outputs.
 
-Degenerate ones (`degenerate_operator`) are mostly of what changes nothing, forgets what it is given, or has one column:
-results that are operands, constants, the same value under two names."""
+Degenerate ones (`degenerate_operator`) are mostly of what changes nothing, forgets what it is given, or has one
+column: results that are operands, constants, the same value under two names."""
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

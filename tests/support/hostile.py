@@ -1,7 +1,7 @@
 """Reads mutated files of every kind in child processes, and says what became of each: refused in a line, the same,
 other numbers, or what must not be: another error, memory beyond a limit, a crash, a hang, code that ran.
 
-    python tests/hostile.py SEED FIRST LAST    (a child: a line of JSON before and after each file)"""
+    python tests/support/hostile.py SEED FIRST LAST    (a child: a line of JSON before and after each file)"""
 import json
 import os
 import queue
@@ -39,7 +39,7 @@ def judged(seed, first, last, silent=SILENT):
     replaced."""
     while first < last:
         child = subprocess.Popen([sys.executable, __file__, str(seed), str(first), str(last)], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True, cwd=HERE.parent,
+                                 stderr=subprocess.PIPE, text=True, cwd=HERE.parents[1],
                                  env=os.environ | {"RUST_BACKTRACE": "0"})
         lines = queue.Queue()
         readers = [Thread(target=lambda: [lines.put(line) for line in child.stdout] + [lines.put(None)]),   # noqa: B023

@@ -1,7 +1,7 @@
 """Trains the small language models of tests/data: a GPT-2, a Pangu-alpha and a Mixtral over bytes, on the help texts
 that Python ships. No others of these families are at hand whose weights may be kept.
 
-    python tests/train_models.py [STEPS] [FOLDER] [FAMILY,..]    of each; some minutes on one processor; needs torch
+    python tests/support/train_models.py [STEPS] [FOLDER] [FAMILY,..]    of each; minutes on one processor; needs torch
 
 Held out are the last 64 KiB of the text, which differs from version to version of Python, so it is kept, too."""
 import json
@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional as F
 
-FOLDER, HELD_OUT, SEED = Path(__file__).parent / "data", 1 << 16, 0
+FOLDER, HELD_OUT, SEED = Path(__file__).parents[1] / "data", 1 << 16, 0
 WIDE, LAYERS, HEADS, WINDOW, VOCABULARY = 96, 4, 4, 128, 256
 THIN, EXPERTS, ASKED, KEYS, TURNS = 64, 8, 2, 2, 1e4         # of the Mixtral: its width, and that of each expert
 BALANCE = 0.01                                              # how much it counts that experts are asked alike
@@ -109,7 +109,7 @@ def mixtral_scores(w: dict[str, torch.Tensor], tokens: torch.Tensor, uneven: lis
 
 def scores(family: str, w: dict[str, torch.Tensor], tokens: torch.Tensor,
            uneven: list[torch.Tensor] | None = None) -> torch.Tensor:
-    """Of the byte that follows each, (windows, rows, 256); tests/plain.py and plain_experts.py write the same in
+    """Scores of the byte that follows each, (windows, rows, 256); plain.py and plain_experts.py write the same in
     numpy."""
     if family == "mixtral": return mixtral_scores(w, tokens, [] if uneven is None else uneven)
     def linear(x, name): return F.linear(x, w[f"{name}.weight"].T if family == "gpt2" else w[f"{name}.weight"],

@@ -1,7 +1,7 @@
 """Commands at sizes that nobody has: every number that an option of a command takes, at each of some absurd values.
 Each is to end within ten seconds of processor time, with status 0, 1 or 2 and one last line.
 
-    python tests/absurd_sizes.py [COUNT [SEED]]    (so many of them, drawn; 100 by default)"""
+    python tests/support/absurd_sizes.py [COUNT [SEED]]    (so many of them, drawn; 100 by default)"""
 import json
 import random
 import resource
