@@ -18,6 +18,7 @@ from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.positions.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.algebra.term import PROPERTIES
 from opmatrix.models import FAMILIES
+from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
@@ -26,7 +27,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
 ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
 PAGES = sorted((ROOT / "docs").glob("add_a*_*.md"))
-TESTED = "add_a_kernel", "add_an_activation", "add_a_stage"                # in files of their own
+TESTED = "add_a_kernel", "add_an_activation", "add_a_schedule", "add_a_stage"          # in files of their own
 
 
 def source(thing):
@@ -47,6 +48,7 @@ DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
             "attention pattern": [*(source(each.sees) for each in NAMED_PATTERNS.values()),
                                   *(source(each) for each in NUMBERED_PATTERNS.values())],
             "CLI command": [source(each.callback) for each in app.registered_commands],
+            "schedule of a pipeline": [source(each.tasks) for each in SCHEDULES.values()],
             "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
 
 
