@@ -14,7 +14,7 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.autodiff import backward_kinds as backward_kinds
 from opmatrix.models import activated, known, normalise_config, parameters
 from opmatrix.parallel.schedules.named import SCHEDULES
-from opmatrix.parallel.schedules.schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import Schedule
 from opmatrix.parallel.sharding.mesh import STRATEGIES, Strategy
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.pricing import catalogue

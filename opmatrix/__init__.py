@@ -6,7 +6,7 @@
     program = om.load("fast")                       # in any process, later
     vectors = program.embed(["a sentence", "another"])
 
-An operator maps rows to rows. Operators compose from left to right, and what they are made of is seen by laws:
+An operator maps rows to rows. Operators compose from left to right, and laws see their parts:
 
     >>> A = om.weight([[1., -2.], [3., 4.]]) @ om.relu
     >>> A([[1., 1.]])
@@ -17,7 +17,7 @@ An operator maps rows to rows. Operators compose from left to right, and what th
     >>> om.prove(om.weight([[2.]]).T, om.weight([[2.]])).verdict
     'proved'
 
-What there is; `help(om.NAME)` says more of each:
+Public names; `help(om.NAME)` describes each:
 
     models       optimize, explore, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
@@ -37,8 +37,8 @@ What there is; `help(om.NAME)` says more of each:
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
 
-A module is imported when a name of it is first asked for. `optimize`, `prove`, `schedule`, `laws` and two errors belong
-to the package `rewrites` above this one: they are found by name at first use, and nothing else here knows of it."""
+A module is imported when a name of it is first used. `optimize`, `prove`, `schedule`, `laws` and two errors belong to
+the package `rewrites` above this one: they are found by name at first use, and no other code here refers to it."""
 import os.path
 import sys
 from importlib import import_module
@@ -81,10 +81,10 @@ if TYPE_CHECKING:
     from rewrites.verify import VerificationError as VerificationError
     laws: tuple[_Law, ...]
 
-# all that is public in them
+# modules whose public names are all public here
 MODULES = ("algebra.operators", "algebra.positions.patterns", "algebra.batch.batch", "algebra.oracles", "algebra.term",
            "algebra.monoid", "algebra.positions.distances", "models")
-DOOR = {                                                    # and by name: the module, and what it is there
+DOOR = {                                                    # public name -> its module, and its name there
     "Program": ("opmatrix.runtime.program", "Program"), "load": ("opmatrix.runtime.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"), "cached": ("opmatrix.inference.cached", "cached"),
@@ -102,8 +102,8 @@ DOOR = {                                                    # and by name: the m
 
 
 def body(where: str) -> Any:
-    """The function behind a method of terms or programs that prints, computes or stores them, imported when it is first
-    called: neither knows its printer, its interpreter or its files."""
+    """Return the function behind a method of terms or programs that prints, computes or stores them. It is imported
+    when it is first called: terms and programs do not import their printer, their interpreter or their files."""
     module, _, name = where.rpartition(".")
     return getattr(import_module(f"opmatrix.{module}"), name)
 
@@ -113,11 +113,11 @@ OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 class PackagesBeside:
     """A finder of the packages beside this one by their files, whatever `sys.path` has first: a `formats.py` in the
-    folder of somebody's script is not what this package needs."""
+    folder of a user's script is not the package that this one needs."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of a package of ours; None for any other module. ImportError where the package is missing."""
+        """Return the spec of a package of ours; None for any other module. Raises ImportError if ours is missing."""
         if name not in ("formats", "rewrites"): return None
         file = os.path.join(OUR_FOLDER, name, "__init__.py")
         if os.path.exists(file): return spec_from_file_location(name, file)
@@ -125,18 +125,18 @@ class PackagesBeside:
 
 
 class OldModules:
-    """A finder, asked last, by which an import of a module that moved says where it is now."""
+    """A finder, asked last, that makes the import of a moved module name its new place."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of an old name here or in `rewrites`, whose import is an error; None for any other module."""
+        """Return the spec of an old name here or in `rewrites`, whose import raises; None for any other module."""
         if not name.startswith(("opmatrix.", "rewrites.")): return None
         return cast("ModuleSpec | None", import_module("formats.core.moved").OldName.find_spec(name))
 
 
 def check_loaded(name: str) -> None:
-    """Raises ImportError where another module of that name was imported before this package: a process has one module
-    of a name."""
+    """Raise ImportError if another module of that name was imported before this package: a process has one module of a
+    name."""
     if (loaded := sys.modules.get(name)) is None: return
     file, ours = getattr(loaded, "__file__", None) or str(loaded), os.path.join(OUR_FOLDER, name, "__init__.py")
     if os.path.realpath(file) != ours:
@@ -150,17 +150,18 @@ sys.meta_path.append(OldModules)
 
 
 def __getattr__(name: str) -> Any:
-    """What people use, by name; a module of the package; or the first public thing of that name in one of MODULES."""
+    """Return the value of a public name: an entry of DOOR, a module of the package, or a name of the first of MODULES
+    that has it."""
     if name == "__all__":
         return sorted({"monoids", *DOOR,
-                       *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
+                       *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__)})
     if not name.startswith("_"):
         if name == "monoids": return import_module("opmatrix.algebra.monoids")
         if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
         if find_spec(f"opmatrix.{name}"):
             return import_module(import_module("formats.core.moved").current(f"opmatrix.{name}"))
         for module in MODULES:
-            if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
+            if name in (imported := import_module(f"opmatrix.{module}")).__all__: return getattr(imported, name)
         if find_spec(f"opmatrix.algebra.{name}"): return import_module(f"opmatrix.algebra.{name}")
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")
 

@@ -1,14 +1,14 @@
-"""Laws, the e-graph, extraction and verification; what people use of it is found in `opmatrix`: `opmatrix.optimize`."""
+"""Laws, the e-graph, extraction and verification. The public names are in `opmatrix`, such as `opmatrix.optimize`."""
 from typing import TYPE_CHECKING, Any
 
-import opmatrix as opmatrix  # its check that `formats` and `rewrites` are ours comes before what else is imported
+import opmatrix as opmatrix  # first, as it checks that `formats` and `rewrites` are ours
 
 if TYPE_CHECKING:
     from rewrites.run import optimize as optimize
 
 
 def __getattr__(name: str) -> Any:
-    """`optimize` is imported when first asked for: it brings the whole engine along."""
+    """Import `optimize` on first access: it imports the whole engine."""
     if name == "optimize":
         from rewrites.run import optimize
         return optimize

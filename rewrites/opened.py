@@ -1,4 +1,4 @@
-"""The first stages of a run: a model that is opened, and the programs that a search finds equal to it."""
+"""The first stages of a run: an opened model, and the programs that a search finds equal to it."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,8 +27,8 @@ from rewrites.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, what its programs are made cheapest for, by which laws, and on which machine; `meta` is what programs
-    keep of where the model comes from, `number_type` the narrowest that weights are stored by."""
+    """A model, the workload that its programs are optimized for, the laws and the machine. `meta` is stored in programs
+    and records where the model comes from, `number_type` is the narrowest that weights are stored in."""
 
     model: Model
     workload: Workload
@@ -56,22 +56,23 @@ class Opened:
 
     @property
     def operator(self) -> Operator:
-        """The first output, which a run gives."""
+        """The first output, which a run returns."""
         return next(iter(self.outputs.values()))
 
     @cached_property
     def running(self) -> TimeModel | Sequence[TimeModel]:
-        """What the machine takes for kernels where the timed batch runs."""
+        """The machine's model for the way in which the timed batch runs."""
         return self.running_as(True)
 
     def running_as(self, cached: bool) -> TimeModel | Sequence[TimeModel]:
-        """What `running` says; of requests, where sessions run them, or else runs of whole texts."""
+        """Return the machine's model as in `running`; for a request, in sessions if `cached`, else for runs of whole
+        texts."""
         return self.workload.running(self.machine, count_bytes(self.operator), cached)
 
     def explore(self, laws: Sequence[Law], fusion: bool = True) -> tuple[SearchSpace, Structure]:
-        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
-        need one another: where a law that makes one is left out, the others keep both their sides. Without `fusion` no
-        kernel is attention, so no session runs the program."""
+        """Return the space that some laws reach, and its optimum; without laws weights are stored as they are.
+        Canonical forms need one another: if a law of one is left out, the others keep both their sides. Without
+        `fusion` no kernel is attention, so no session can run the program."""
         if fusion and (known := self.explored.get(tuple(laws))): return known
 
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
@@ -84,8 +85,9 @@ class Opened:
             return optimum([replace(law, canonical=False) for law in laws], 1.0)
 
     def list_usable(self, laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
-        """The laws by which this model can be searched, and a line for each of a user's by which it cannot, with the
-        cause. What is found by those that can is kept. Raises what the search raises by the laws of opmatrix alone."""
+        """Return the laws by which this model can be searched, and a line with the cause for each of a user's laws that
+        fails. The search by the usable ones is cached. Raises the errors of the search by the laws of opmatrix
+        alone."""
         shipped = [law for law in laws if law in EXACT_LAWS]
         if len(shipped) == len(laws): return tuple(laws), ()
         if self.find_failure(laws) is None: return tuple(laws), ()
@@ -93,13 +95,13 @@ class Opened:
         usable, lines = list(shipped), list[str]()
         for law in laws:
             if law in usable: continue
-            tried = [each for each in laws if each in usable or each is law]
+            tried = [other for other in laws if other in usable or other is law]
             if (failure := self.find_failure(tried)) is None: usable.append(law)
             else: lines.append(f"law {law.name}: it is left out: {describe_failure(failure)}")
         return tuple(law for law in laws if law in usable), tuple(lines)
 
     def find_failure(self, laws: Sequence[Law]) -> Exception | None:
-        """The error in which the search by these laws ends, or the making of its program; None where it ends well."""
+        """Return the error of the search by these laws, or of building its program; None if both succeed."""
         try:
             space, structure = self.explore(laws)
             structure.program(self.meta)
@@ -108,29 +110,29 @@ class Opened:
         return None
 
     def leave_out_failing(self) -> tuple["Opened", tuple[str, ...]]:
-        """This model with the laws by which it can be searched, and a line for each that is left out."""
+        """Return this model with the laws by which it can be searched, and a line for each that is left out."""
         usable, lines = self.list_usable(self.laws)
         if not lines: return self, ()
-        made = replace(self, laws=usable)
-        vars(made)["parts"] = self.parts                    # cached there
-        return made, lines
+        usable_model = replace(self, laws=usable)
+        vars(usable_model)["parts"] = self.parts                    # cached there
+        return usable_model, lines
 
     def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
-        """This model for another workload or on another machine, which leave its parts as they are."""
-        made = replace(self, workload=workload or self.workload, machine=machine or self.machine, explored={})
-        vars(made)["parts"] = self.parts                    # cached there
-        return made
+        """Return this model for another workload or on another machine, with the same parts."""
+        opened = replace(self, workload=workload or self.workload, machine=machine or self.machine, explored={})
+        vars(opened)["parts"] = self.parts                    # cached there
+        return opened
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
-        """The optimum under some laws."""
+        """Return the optimum under some laws."""
         return self.explore(laws, fusion)[1]
 
 
 @dataclass(frozen=True)
 class Searched:
     """Three programs of an opened model, each with its structure: `imported`, a kernel for each operator; `fused`;
-    `exact`, the optimum over all laws, in its space, with the emitter of its constants. `workload` is the model's, but
-    that errors of large programs are stated of what the oracle reads."""
+    `exact`, the optimum over all laws, in its space, with the emitter of its constants. `workload` is the model's,
+    except that the errors of large programs are stated from the rows that the oracle reads."""
 
     opened: Opened
     workload: Workload
@@ -146,7 +148,7 @@ class Searched:
 
 
 def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
-    """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
+    """Return the import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
     progress("what laws reach")
     space, optimum = opened.explore(opened.laws)
     progress("the import")
@@ -161,5 +163,5 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
 
 
 def count_bytes(model: Operator) -> int:
-    """Bytes of its arrays in float32, each once."""
+    """Return the bytes of its arrays in float32, each once."""
     return sum(4 * prod(data.shape) for data in {id(data): data for data in list_arrays(model)}.values())

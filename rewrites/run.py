@@ -1,11 +1,11 @@
-"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones. Each stage is a
-function of those before it:
+"""The main job: from a model to its cheapest equal program, and a verified front of cheaper ones. Each stage is a
+function of the earlier ones:
 
     Opened      the model, its workload, laws and machine            (rewrites/opened.py)
     Searched    the import, with fused kernels, and the optimum over all laws
-    Proposed    what approximations change, and smaller models
-    Frontier    the exact program, and those that nothing beats
-    Verified    those that keep what was planned, with their errors; then judged, certified and timed
+    Proposed    changes by approximations, and smaller models
+    Frontier    the exact program, and the undominated ones
+    Verified    programs that keep their planned error; then judged, certified and timed
     Result      the answer among them, and the report                (rewrites/report/results.py)"""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,12 +62,12 @@ from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
-RUNS = 3                                                    # of which the most memory counts
+RUNS = 3                                                    # runs, of which the largest memory counts
 
 
 class Request(NamedTuple):
-    """What is asked of programs: goals, of which the first is the error; the error that the search allows; bytes at
-    most. What smaller models are tried, and fitted to; rounds of measuring."""
+    """The request of a run: goals, of which the first is the error; the error that the search allows; most bytes; the
+    kinds of removal to try, and the text that smaller models are fitted to; rounds of measuring."""
 
     goals: Sequence[Goal]
     error: float
@@ -78,7 +78,8 @@ class Request(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """What each method does to each weight, in a space that has every block substitution, and smaller models."""
+    """The change of the output by each method of each weight, in a space that has every block substitution, and smaller
+    models."""
 
     searched: Searched
     choices: Choices
@@ -86,8 +87,8 @@ class Proposed(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """The exact program first, then those that nothing beats; predicted seconds that no program of the whole model
-    within the error is below; and, to compare, the model with a kernel for each operator."""
+    """The exact program first, then the undominated ones; a lower bound of predicted seconds for programs of the whole
+    model within the error; and, to compare, the model with a kernel for each operator."""
 
     points: list[Point]
     bound: float | None
@@ -95,7 +96,7 @@ class Frontier(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """A front whose programs are as near to the model as was planned, and those that are not."""
+    """A front whose programs keep their planned error, and the programs that do not."""
 
     points: list[Point]
     dropped: list[Point]
@@ -104,7 +105,7 @@ class Verified(NamedTuple):
 
 
 class TimedFront(NamedTuple):
-    """Programs as measured in the same rounds, and what was seen of others meanwhile."""
+    """Programs as measured in the same rounds, and the activity of other processes meanwhile."""
 
     points: list[Point]
     imported: Point
@@ -121,35 +122,34 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
              laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (),
              machine: "TimeModel | None" = None, rounds: int = 11, report: "Report | None" = None) -> "Result":
-    """The fastest verified program of a model on this machine within the budgets; `best.program` of the result runs.
+    """Return the fastest verified program of a model on this machine within the budgets: `best.program` of the result.
 
-    model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or
-                     several by name, the outputs of one model, of which the first is what a run gives and one that is
-                     called as an input is its next value (state)
-    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to;
-                     0: exact. 0.02 where nothing else is asked for
+    model            name or directory of a checkpoint, or an operator on tokens, or on matrices of a batch; or
+                     several by name, the outputs of one model: a run returns the first, and an output with the name
+                     of an input is its next value (state)
+    error            largest relative change of the output (Frobenius norm), on rows that no method was fitted to;
+                     0: exact. The default is 0.02 without other goals
     keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and
                      output="rows"
-    memory           bytes, stored and working, at most
+    memory           most bytes, stored and working
     text, tokens     the workload: a file of lines, of which some fit and some judge; one sentence's tokens (128)
-    workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1,
-                     each a Batch or sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured
-                     is their mean; or text that is generated, "generate:512+128x8", a prompt, its answer, sequences at
-                     once: seconds are those of the whole request, in a session
-    number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
+    workload         instead: a file of texts; for an operator a Batch; or several batches with shares that add to 1,
+                     each a Batch or sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: predictions and measurements
+                     are their mean; or generated text, "generate:512+128x8", a prompt, its answer, sequences at once:
+                     seconds are those of the whole request, in a session
+    number_type      the narrowest number type that weights are stored in: float32, bf16, int8 or int4
     pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most
                      `drop` hundredths (0.3)
-    remove           what smaller models are tried: without "units", hidden ones of a feed-forward, "heads" of
-                     attention, or both
-    calibrate        a file of lines, with no labels, that what is left is fitted to (the first part of the text)
+    remove           removals that are tried: "units", hidden units of a feed-forward, "heads" of attention, or both
+    calibrate        a file of lines, with no labels, that smaller models are fitted to (the first part of the text)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     adapter          a directory with a LoRA adapter of the checkpoint
-    laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
-    approximations   of one's own, beside number types, sparsity and rank
-    machine          that prices are of (this one, from its calibration)
-    rounds, report   of measuring; what says how far it is
+    laws, leave_out  laws that may be used (None: all of `opmatrix.laws`), and names of laws that may not
+    approximations   a user's own, beside number types, sparsity and rank
+    machine          machine that is priced (this one, from its calibration)
+    rounds, report   rounds of measuring; reporter of progress
 
-    Raises InputError for what comes from outside, Infeasible where no program meets the budgets."""
+    Raises InputError for invalid arguments or files, Infeasible where no program meets the budgets."""
     report = Report(quiet=True) if report is None else report
     with report.phase("model"):
         check_budgets(memory, number_type)
@@ -173,7 +173,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
 
 
 def pursue(opened: Opened, request: Request, report: Report) -> Result:
-    """The stages of a run that has its model and its machine, one after another."""
+    """Run the stages of a run that has its model and its machine, one after another."""
     judged, quality = request.goals[1:], Quality(request.goals, {}, request.memory)
     with ForkedTask(partial(judge_laws, opened), report.say) as task:
         with report.phase("search") as progress: searched = search_exact(opened, progress)
@@ -206,17 +206,17 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
 
 @contextmanager
 def blame_own_laws(searched: Searched) -> Iterator[None]:
-    """What fails by a law of one's own is bad input; everything else that fails is a fault of the engine."""
+    """Turn a failure by a user's own law into an InputError; any other failure is a fault of the engine."""
     try: yield
     except VerificationError as error:
         guilty = error.laws or searched.optimum.fired
-        if own := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
-            raise InputError(f"--laws: law {own[0]}: what it leads to does not hold: {error.said}") from error
+        if blamed := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
+            raise InputError(f"--laws: law {blamed[0]}: what it leads to does not hold: {error.said}") from error
         raise
 
 
 def compile_kernels(searched: Searched) -> None:
-    """Runs every program once. Raises InputError where float32 is not enough for the model."""
+    """Run every program once. Raises InputError where float32 is not enough for the model."""
     for program in searched.programs.values():
         for _, batch in searched.workload.shares: program.run(batch)
     programs = searched.programs["imported"], searched.exact
@@ -224,7 +224,7 @@ def compile_kernels(searched: Searched) -> None:
 
 
 def pruning_of(searched: Searched) -> Pruning:
-    """What smaller models are made from."""
+    """Return the source of smaller models."""
     opened = searched.opened
     return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload,
                    opened.meta, opened.attempts)
@@ -232,30 +232,30 @@ def pruning_of(searched: Searched) -> Pruning:
 
 def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,
                            say: Callable[[str], None] = unheard, variants: Sequence[Variant] = ()) -> Proposed:
-    """What each proposed method, and each block substitution, does to the output, measured on rows that it is not
-    fitted to; none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
+    """Return the change of the output by each proposed method, and each block substitution, measured on rows that it is
+    not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
     from opmatrix.spectra import Limits
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
     limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
     choices = propose_methods(space, searched.optimum, exact, searched.emitter, opened.representable, workload.fit,
                               workload.probe, limits, progress, opened.approximations, opened.attempts)
     groups = part_factors(opened.model)
-    attempts, found = opened.attempts, list[BlockSubstitution]()
+    attempts, substitutions = opened.attempts, list[BlockSubstitution]()
     blocks = BlockTrials(groups, exact, workload.probe, attempts)
     sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload, attempts)
-    with attempts.leave_out("layers left out and side by side"): found += blocks.measure_errors(error)
+    with attempts.leave_out("layers left out and side by side"): substitutions += blocks.measure_errors(error)
     with attempts.leave_out("attention that sees fewer keys"):
         if error and sparse.unmeasurable: say(sparse.unmeasurable)
-        found += sparse.measure_errors(error)
-    space.substitutions = found
-    for each in variants: each.choices = carry_methods(choices, opened.operator, each)
+        substitutions += sparse.measure_errors(error)
+    space.substitutions = substitutions
+    for variant in variants: variant.choices = carry_methods(choices, opened.operator, variant)
     return Proposed(searched, choices, variants)
 
 
 def find_front(proposed: Proposed, error: float, memory: float | None, progress: Tell = unheard,
                quality: Quality | None = None) -> Frontier:
-    """The exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible where none keeps the
-    memory."""
+    """Return the exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible if none keeps
+    the memory."""
     (searched, choices, variants), workload, optimum = proposed, proposed.searched.workload, proposed.searched.optimum
     front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.peak_bytes,
                   searched.opened.meta, searched.opened.attempts)
@@ -267,15 +267,15 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
         name = " + ".join([describe_methods(structure), *([f"{HALF} caches"] * bool(held))])
         points.append(point(name, program, structure.time - saved, joint, structure.proved,
                             methods=count_methods(structure), structure=structure, stated_error=stated))
-    # of the whole model's programs, whatever their caches
+    # the bound of the whole model's programs, with any caches
     bound = None if variants else front.bound if error else optimum.bound
     if bound is not None and error: bound -= most_held(searched.exact, searched.space.prices)
     for (variant, structure, program), joint, stated in choose_pruned(variants, front, quality) if quality else ():
         assert variant is not None
         points.append(point(variant.name(structure), program, structure.time, joint, None, variant=variant,
                             methods=variant.methods(structure), structure=structure, stated_error=stated))
-    for each in (choices, *(variant.choices for variant in variants)):
-        if each is not None: each.settle()
+    for choice_set in (choices, *(variant.choices for variant in variants)):
+        if choice_set is not None: choice_set.settle()
     if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
                                       for p in points):
         raise Infeasible(front.nearest(error, memory))
@@ -284,9 +284,9 @@ def find_front(proposed: Proposed, error: float, memory: float | None, progress:
 
 
 def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_verified: dict[str, object]) -> Verified:
-    """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
-    the run; an approximate one that is further off than was planned is dropped; of the others the error is stated, on
-    rows that took no part in the plan."""
+    """Verify programs (level 3), then their errors on held-out rows against the float64 oracle. An exact program that
+    fails ends the run; an approximate one whose error exceeds the planned one is dropped; for the others the error is
+    stated, from rows that took no part in the plan."""
     few = searched.workload.few
     near = dense(searched.opened.operator, few)
     off, points = state_errors(searched, choices, front.points, few, near)
@@ -296,12 +296,12 @@ def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_ver
 
 
 def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str, float]:
-    """The figures of a program that goals ask for, by measure; `name` says whose where it has none."""
+    """Return the figures of a program that goals require, by measure; `name` is its name in errors."""
     return {goal.measure.name: goal.figure(name, program) for goal in asked}
 
 
 def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, float], progress: Tell) -> Verified:
-    """Programs with their figures; those of the exact one are known."""
+    """Return programs with their figures; those of the exact one are known."""
     exact, every = front.points[0].program, [front.imported, *front.points]
     judged = []
     for point in every:
@@ -312,23 +312,23 @@ def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, fl
 
 
 def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) -> Verified:
-    """Every program with its certificate: what was verified, and how it keeps the goals. Raises VerificationError for
-    one that `opmatrix verify` would not take."""
+    """Return every program with its certificate: the checks that it passed, and its goals. Raises VerificationError for
+    one that `opmatrix verify` would reject."""
     from rewrites.metrics.recheck import RUN_MAKES, RunChecks, check_certificates
     from rewrites.verify.certificate import certify
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
-    kept = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
+    entries = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
     programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
                                   lengths=point.lengths)
-                          for point, goals in zip(front.points, kept, strict=True))
-    made = RunChecks(RUN_MAKES, few, [front.near], searched.programs["imported"])
-    check_certificates(programs, searched.opened.operator, made)
+                          for point, goals in zip(front.points, entries, strict=True))
+    checks = RunChecks(RUN_MAKES, few, [front.near], searched.programs["imported"])
+    check_certificates(programs, searched.opened.operator, checks)
     return front._replace(points=[replace(point, program=program)
                                   for point, program in zip(front.points, programs, strict=True)])
 
 
 def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell) -> TimedFront:
-    """Medians of interleaved runs, and the bytes that a run needs."""
+    """Return medians of interleaved runs, and the bytes that a run needs."""
     fused = Point.of(searched, "fused", searched.programs["fused"], searched.structures["fused"].time, 0.0, None)
     points, workload, watch = [front.imported, *front.points, fused], searched.workload, Watch()
     taken = workload.measured({str(at): point.program for at, point in enumerate(points)}, rounds, progress)
@@ -343,7 +343,7 @@ def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell)
 
 def take_fewer_laws(proposed: Proposed, timed: TimedFront, faster: Point, laws_verified: dict[str, object],
                     request: Request) -> TimedFront:
-    """The front in which a program with fewer laws is the exact one, as the rounds show it to be faster: verified and
+    """Return the front with a program of fewer laws as the exact one, as the rounds show it to be faster: verified and
     certified as the one before it was."""
     searched, before = proposed.searched, timed.points[0]
     fewer = with_fewer_laws(searched, faster.name)
@@ -360,7 +360,7 @@ def take_fewer_laws(proposed: Proposed, timed: TimedFront, faster: Point, laws_v
 
 def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped: list[Point],
              saved: list[tuple[tuple[str, ...], float]], request: Request, report: Report) -> Result:
-    """The best point within the budgets (rewrites/report/choice.py); Infeasible says how close the closest came."""
+    """Return the best point within the budgets (rewrites/report/choice.py). Infeasible names the closest."""
     (searched, choices, _), (_, imported, fused, busy, misled) = proposed, timed
     opened, workload, asked, memory = searched.opened, searched.workload, request.goals, request.memory
     helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
@@ -382,7 +382,7 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
 
 
 def generated_by(program: Program, opened: Opened) -> list[dict[str, object]] | None:
-    """What a program takes at several contexts, where the workload is text that is generated."""
+    """Return the seconds of a program at several contexts, if the workload is generated text; else None."""
     asked, positions = opened.workload.generation, least_limits(program.schedule.calls).get("positions")
     if asked is None: return None
     return find_generated(program, asked, opened.workload.timed.tokens, opened.machine,

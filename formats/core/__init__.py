@@ -1,1 +1,1 @@
-"""What a format is made of: arrays and their sizes, the declaration, its check, epilogues."""
+"""The parts of a format: arrays and their sizes, the declaration, its check, epilogues."""

@@ -1,5 +1,5 @@
-"""Activations: functions of single numbers that products end with, a record each. Operators, what checkpoints call
-them, what laws are checked with, passes of kernels, and tests are made from these records alone."""
+"""Activations: functions of single numbers that products end with, a record each. Operators, the names in checkpoints,
+the arguments that laws are checked with, passes of kernels, and tests are derived from these records alone."""
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Reals = NDArray[np.float64]
-TIMED = "gelu"                                              # stands for all of them in prices, and is compiled first
+TIMED = "gelu"                                              # priced for all activations, and compiled first
 
 
 class Activation(NamedTuple):
     """A function of a number. `function` is its meaning: of float64 arrays, and of single numbers of any kind (of
-    intervals, too), so it is plain arithmetic and functions of numpy. `spread` bounds, entry by entry, how far
-    function(y) is off where y is off by at most `error`. `operations` are those of one number, `properties` those of
-    the operator (opmatrix/algebra/properties.py). `vector` names its vector code in
-    formats/kernels/rows/activations.py, `rough` one that is no more exact than ROUGH_ERROR; without vector code it
-    runs in a kernel that is made of `function`. `called` are its names in configurations of checkpoints. `everywhere`:
-    it has a value at every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one no
-    gradient goes through it."""
+    intervals, too), so it is plain arithmetic and functions of numpy. `spread` bounds, entry by entry, the error of
+    function(y) where y is off by at most `error`. `operations` are those for one number, `properties` those of the
+    operator (opmatrix/algebra/properties.py). `vector` names its vector code in formats/kernels/rows/activations.py,
+    `rough` vector code that is no more exact than ROUGH_ERROR; without vector code the activation runs in a kernel that
+    is made of `function`. `called` are its names in configurations of checkpoints. `everywhere`: it has a value at
+    every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one the activation has
+    no gradient."""
     function: Callable[[Any], Any]
     spread: Callable[[Reals, Reals], Reals]
     operations: int
@@ -34,7 +34,7 @@ class Activation(NamedTuple):
 
 
 def steepest(slope: float) -> Callable[[Reals, Reals], Reals]:
-    """The spread of an error through a function whose derivative lies within ± slope."""
+    """Return the spread of an error through a function whose derivative lies within ± slope."""
     return lambda y, error: slope * error
 
 
@@ -42,15 +42,15 @@ def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, 
                rough: str = "", called: tuple[str, ...] = (), everywhere: bool = True,
                derivative: Callable[[Any], Any] | None = None,
                **properties: bool) -> Callable[[Callable[[Any], Any]], Activation]:
-    """Declares a function as an activation: `slope` is the largest size of its derivative, or how it spreads an error;
-    the others are fields of Activation."""
+    """Declare a function as an activation. `slope` is the largest size of its derivative, or the function that spreads
+    an error; the other parameters are fields of Activation."""
     spread = slope if callable(slope) else steepest(slope)
     if isinstance(called, str): raise TypeError(f"activation called {called!r}: give a tuple of names, ({called!r},)")
     return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere,
                                        derivative)
 
 
-# Derivatives, of arrays: `opmatrix/autodiff` asks for them, and no kernel computes them.
+# Derivatives, of arrays: `opmatrix/autodiff` uses them, and no kernel computes them.
 
 def slope_of_gelu(u: Reals) -> Any:
     from scipy.special import erf
@@ -69,7 +69,7 @@ def slope_of_silu(u: Reals) -> Any:
 
 
 def damp(u: Reals, share: Reals) -> Any:
-    """u times what is left of it: of minus infinity nothing, as in the limit."""
+    """Return u times `share`; 0 where u is minus infinity, as in the limit."""
     return np.where(u == -np.inf, 0.0, u) * share
 
 
@@ -125,7 +125,7 @@ def square(u: Reals) -> Reals:
 
 
 def spread_rsqrt(y: Reals, error: Reals) -> Reals:
-    """1 / sqrt is steepest at the lower end of what y may be."""
+    """Spread an error through 1 / sqrt, which is steepest at the lower end of the interval around y."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
 
@@ -159,7 +159,7 @@ def expm1(u: Reals) -> Any:
 
 
 def spread_logarithm(y: Reals, error: Reals) -> Reals:
-    """The logarithm is steepest at the lower end of what y may be."""
+    """Spread an error through the logarithm, which is steepest at the lower end of the interval around y."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(error < y, -np.log1p(-error / y), np.inf))
 
@@ -171,14 +171,15 @@ def log(u: Reals) -> Any:
 
 
 def names_called(records: Iterable[Activation]) -> dict[str, str]:
-    """The names that configurations use, each with its activation's. TypeError where two activations have one."""
+    """Map the names that configurations use to names of activations. TypeError where two activations have the same
+    one."""
     names: dict[str, str] = {}
-    for name, called in ((each.name, called) for each in records for called in each.called):
+    for name, called in ((record.name, called) for record in records for called in record.called):
         if called in names:
             raise TypeError(f"activation {name}: {called} is already what checkpoints call {names[called]}")
         names[called] = name
     return names
 
 
-ACTIVATIONS = {each.name: each for each in vars().copy().values() if isinstance(each, Activation)}
-COMPILED = {name: each for name, each in ACTIVATIONS.items() if each.vector}     # those that kernels end with
+ACTIVATIONS = {record.name: record for record in vars().copy().values() if isinstance(record, Activation)}
+COMPILED = {name: record for name, record in ACTIVATIONS.items() if record.vector}  # activations that kernels end with

@@ -1,17 +1,17 @@
-"""What may be chosen beside arrays: a word of a few, a number of a range, or the default."""
+"""Options beside arrays: one of a few words, a number within a range, or the default."""
 from typing import NamedTuple
 
-LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # of float32, in which kernels compute
+LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # the largest float32; kernels compute in float32
 
 
 class Range(NamedTuple):
-    """Numbers that an attribute may be, as its annotation: whole ones or real ones, both ends included."""
+    """Numbers that an attribute may be, as its annotation: integers or real numbers, both ends included."""
     number: type
     low: float
     high: float
     default: float | None = None
-    usual: float | None = None                              # what calibrations time
-    why: str = ""                                           # no others
+    usual: float | None = None                              # the value that calibrations time
+    why: str = ""                                           # the reason for the limits
 
     def holds(self, value: object) -> bool:
         if not isinstance(value, int if self.number is int else int | float): return False
@@ -22,7 +22,7 @@ class Range(NamedTuple):
 
 
 class OneOf(NamedTuple):
-    """Words that an attribute may be, and the one that it is where nothing is said."""
+    """Words that an attribute may be, and its default."""
     words: tuple[str, ...]
     default: str = ""
     usual: str = ""

@@ -1,4 +1,5 @@
-"""What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
+"""Epilogues: operations on the rows of a product before they are stored. One declaration, read by every kernel and by
+both checks."""
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
@@ -23,13 +24,13 @@ Operands: Any = make_dataclass("Operands", [(name, Any, field(default=value)) fo
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Epilogue(Operands):                                    # type: ignore[misc]
-    """The operands of stages (formats/core/stage.py), which run in their order where they are given: y + bias,
+    """The operands of stages (formats/core/stage.py), which run in this order where their operands are given: y + bias,
     activation, * times, + residual, normalised along the row, * gain, + shift.
 
     `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation`
     is a name of COMPILED. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
-    "layer" or "rms". Raises ValueError, which names the field, for another activation or norm, an eps that is no such
-    number, a wrong number of axes."""
+    "layer" or "rms". Raises ValueError, which names the field, for another activation or norm, an eps outside these
+    limits, a wrong number of axes."""
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", *COMPILED)
 
     def __post_init__(self) -> None:
@@ -51,16 +52,16 @@ class Epilogue(Operands):                                    # type: ignore[misc
 
     @property
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """What it reads, by name."""
+        """The arrays that the epilogue reads, by name."""
         return {name: value for name in (*VECTORS, *ROW_FIELDS) if (value := getattr(self, name)) is not None}
 
     def __bool__(self) -> bool:
-        """Whether it does anything."""
+        """True if the epilogue does anything."""
         return any(stages_of(self))
 
     def check(self, rows: int, columns: int, before: object = "y", out: np.ndarray | None = None) -> None:
-        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and
-        lies apart from `out`, to which it is written."""
+        """Raise ValueError, which names the preceding product, unless every array fits an output of (rows, columns) and
+        shares no memory with `out`, to which the result is written."""
         for name, value in self.arrays.items():
             if name in VECTORS and len(value) != columns:
                 raise ValueError(f"after {before}: {name} has {len(value)} entries, the output has {columns} columns")
@@ -69,11 +70,11 @@ class Epilogue(Operands):                                    # type: ignore[misc
         if out is not None: separate(out, **dict[str, Any](self.arrays))
 
     def reference(self, y: np.ndarray) -> np.ndarray:
-        """What it makes of y (T, p), in plain float64 numpy: the oracle that every kernel is compared with."""
+        """Evaluate the epilogue on y (T, p) in plain float64 numpy: the oracle that every kernel is compared with."""
         return reference(np.asarray(y, np.float64), self)
 
     def bound(self, y: np.ndarray, error: np.ndarray, rough: bool = False) -> np.ndarray:
-        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; see
+        """Return the entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; see
         formats.core.stage.bound."""
         return bound(y, error, self, rough)
 

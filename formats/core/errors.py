@@ -1,12 +1,12 @@
-"""The one error for what comes from outside: a file, a tensor, an option."""
+"""The one error for bad input: a file, a tensor, an option."""
 from collections.abc import Iterable
 
-MAX_MESSAGE_LETTERS = 800                                    # letters of a message: what a file says may be longer
+MAX_MESSAGE_LETTERS = 800                                    # letters of a message, which may quote a file
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the file, tensor or option, its value, and what to do, as letters that can be
-    shown; the middle of a long one is left out. The command line prints it and exits with status 2."""
+    """Bad input: one line that names the file, tensor or option, its value, and the remedy, in printable letters. The
+    middle of a long message is left out. The command line prints it and exits with status 2."""
 
     def __init__(self, message: str):
         words = " ".join(message.splitlines())
@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """For the line about a name that there is not: the known one that was probably meant, as a question; empty where
+    """Return the known name that an unknown one was probably meant to be, as a question for an error line; empty where
     none is near."""
     from difflib import get_close_matches
     return "".join(f"did you mean {near}? " for near in get_close_matches(name, [*known], 1))

@@ -1,5 +1,5 @@
-"""Zeros in large pages of memory, where the system has any: who reads here and there waits for fewer entries of its
-tables."""
+"""Zeros in large pages of memory, where the system has them: scattered reads then wait for fewer entries of the page
+table."""
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,8 +14,8 @@ LARGE_PAGE = 1 << 21                                         # bytes
 
 
 def zeros_side_by_side(wanted: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[np.ndarray]:
-    """Arrays of zeros of these shapes and types of number in one block, each from a cache line on. Memory is taken when
-    it is first written to: a large page at a time where there are several. MemoryError where there is too little."""
+    """Allocate arrays of zeros of these shapes and dtypes in one block, each from a cache line on. Memory is taken on
+    the first write, a large page at a time where there are several. MemoryError where there is too little."""
     sizes = [-(-prod(shape) * np.dtype(kind).itemsize // LINE) * LINE for shape, kind in wanted]
     starts = np.cumsum([0, *sizes]).tolist()
     block = zero_block(max(1, starts.pop()))
@@ -23,11 +23,11 @@ def zeros_side_by_side(wanted: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> l
 
 
 def zero_block(size: int) -> "mmap.mmap | np.ndarray":
-    """So many bytes."""
+    """Allocate `size` bytes of zeros."""
     if size < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         whole = np.zeros(size + LINE, np.uint8)
         return whole[-whole.ctypes.data % LINE:][:size]
     try: block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error: raise MemoryError(f"no memory for {size:,} bytes") from error
-    with suppress(OSError): block.madvise(mmap.MADV_HUGEPAGE)               # a system that was built without them
+    with suppress(OSError): block.madvise(mmap.MADV_HUGEPAGE)               # systems without large pages
     return block

@@ -1,4 +1,4 @@
-"""Modules that have moved: an import of the old name works, with a warning that says the new one."""
+"""Modules that have moved: an import of the old name works, with a warning that names the new one."""
 import json
 import sys
 import warnings
@@ -10,40 +10,40 @@ from types import ModuleType
 
 SINCE = "0.21"
 MOVED_FILE = Path(__file__).with_suffix(".json")            # each old name of 0.20, with the new one
-PACKAGES = "formats.", "opmatrix.", "rewrites."
+PREFIXES = "formats.", "opmatrix.", "rewrites."
 
 
 @cache
 def new_names() -> dict[str, str]:
-    """Old names of modules, each with the new one."""
+    """Return the old names of modules, each with the new one."""
     table: dict[str, str] = json.loads(MOVED_FILE.read_text("utf-8"))
     return table
 
 
 @cache
 def old_rooms() -> frozenset[str]:
-    """Old names of folders: of all that are the beginning of an old name."""
+    """Return the old names of folders: every parent of an old name."""
     return frozenset(name.rpartition(".")[0] for name in new_names())
 
 
 def current(name: str) -> str:
-    """The name that a module has now."""
+    """Return the present name of a module."""
     return new_names().get(name, name)
 
 
 class OldName:
-    """A finder, asked last, and the loader of old names."""
+    """An import finder, tried last, and the loader of old names."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The spec of an old name of ours; None for any other module."""
-        if not name.startswith(PACKAGES) or not (name in new_names() or name in old_rooms()): return None
+        """Return the spec of an old name of these packages; None for any other module."""
+        if not name.startswith(PREFIXES) or not (name in new_names() or name in old_rooms()): return None
         return ModuleSpec(name, cls)                        # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
-        """The module under its new name, itself and no copy, with a FutureWarning; of a room a package without files,
-        whose modules are then looked for here."""
+        """Return the module under its new name, itself and no copy, with a FutureWarning; for an old folder a package
+        without files, whose modules are then looked up here."""
         if spec.name in old_rooms():
             room = ModuleType(spec.name)
             room.__path__ = []
@@ -63,5 +63,5 @@ class OldName:
 
 
 def announce() -> None:
-    """Let imports of old names say the new ones, in this process."""
+    """Install the finder, so that imports of old names work, with a warning, in this process."""
     if OldName not in sys.meta_path: sys.meta_path.append(OldName)

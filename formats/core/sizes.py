@@ -1,8 +1,8 @@
-"""Sizes are live and an array is an annotation: `f4[n, p]` says what is stored, `f4[n, p].bytes` what it costs.
+"""Symbolic sizes, and arrays as annotations: `f4[n, p]` declares a stored array, `f4[n, p].bytes` is its size in bytes.
 
 The sizes below are the usual ones; a format that needs another makes it with `size`. Any expression of sizes is a size
-too: `u4[p + 1]`, `f4[blocks, r, c]`, `u1[p, n / group * kept]`. It evaluates by itself, exactly; where an expression is
-asked for it is one of sympy, which is imported then."""
+too: `u4[p + 1]`, `f4[blocks, r, c]`, `u1[p, n / group * kept]`. It evaluates without sympy, exactly; only a caller
+that needs an expression of sympy imports it."""
 import ast
 import linecache
 import math
@@ -24,8 +24,8 @@ __all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", 
            "floor", "group", "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
 
 V = TypeVar("V")
-Term: TypeAlias = "Size | int | float | Fraction | sympy.Expr"      # what expressions of sizes are made of
-Expression: TypeAlias = "Size | sympy.Expr"                  # what becomes of them
+Term: TypeAlias = "Size | int | float | Fraction | sympy.Expr"      # operands of expressions of sizes
+Expression: TypeAlias = "Size | sympy.Expr"                  # results of expressions of sizes
 Acts: TypeAlias = Mapping[str, Callable[..., Any]]
 PYTHON_NUMBERS = int, float, Fraction
 MARKS: Acts = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -36,27 +36,28 @@ UINT16_MAX = 65535                                           # the largest numbe
 
 
 class SizeError(TypeError):
-    """An annotation that is no array of sizes: names the file, the line and the token."""
+    """An annotation that is no array of sizes. Names the file, the line and the token."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A whole number of at least `least` that nobody has fixed yet, known by its name; or what an operation makes of
-    such. What is not found here its sympy expression answers: `size.free_symbols`, `size.subs(n, 3)`."""
+    """An integer of at least `least`, not yet known and identified by its name; or an operation on sizes. Attributes
+    that this class lacks are read from its sympy expression: `size.free_symbols`, `size.subs(n, 3)`."""
     name: str
     parts: "tuple[Term, ...]" = ()
     least: int = 1
 
     def at(self, sizes: "Mapping[Size, int]") -> int | Fraction:
-        """The number, exactly: an int, or a Fraction where it is none. KeyError names a size that is not given."""
-        found: int | Fraction = self.read(lambda each: sizes[each], ON_NUMBERS)
-        return int(found) if found == int(found) else found
+        """Evaluate exactly: an int, or a Fraction if the value is not an integer. KeyError names a size that `sizes`
+        lacks."""
+        value: int | Fraction = self.read(lambda each: sizes[each], ON_NUMBERS)
+        return int(value) if value == int(value) else value
 
     def read(self, name: Callable[["Size"], V], acts: Acts) -> V:
-        """The expression, with that for names and these for operations."""
+        """Fold the expression: `name` maps a named size, `acts` maps an operation."""
         if self.is_Symbol: return name(self)
-        found: V = acts[self.name](*(part.read(name, acts) if isinstance(part, Size) else part for part in self.parts))
-        return found
+        value: V = acts[self.name](*(part.read(name, acts) if isinstance(part, Size) else part for part in self.parts))
+        return value
 
     @property
     def is_Symbol(self) -> bool: return not self.parts
@@ -65,7 +66,7 @@ class Size:
 
     @cached_property
     def expression(self) -> "sympy.Expr":
-        """It, of sympy: names are integer symbols, positive or nonnegative."""
+        """The size as a sympy expression; names become integer symbols, positive or nonnegative."""
         import sympy
         functions = {name: getattr(sympy, name) for name in ("ceiling", "floor", "Min", "Max")}
         return self.read(lambda each: sympy.Symbol(each.name, integer=True,
@@ -109,16 +110,17 @@ class Size:
 
 
 def make_size(name: str, *parts: Term) -> Size:
-    """An operation on sizes and numbers; of anything else, such as what sympy has, that other takes care."""
+    """Make an operation on sizes and numbers. NotImplemented for operands of other types, such as sympy's, which then
+    handle the operation themselves."""
     if not all(isinstance(part, (Size, *PYTHON_NUMBERS)) for part in parts):
         return NotImplemented                                # type: ignore[no-any-return]
     return Size(name, parts)
 
 
 def size_function(name: str) -> Callable[..., Expression]:
-    """That function of sizes, or of what sympy has."""
+    """Make the function of this name for sizes, or for expressions of sympy."""
     def of(*parts: Term) -> Expression:
-        if (found := make_size(name, *parts)) is not NotImplemented: return found
+        if (result := make_size(name, *parts)) is not NotImplemented: return result
         import sympy
         return getattr(sympy, name)(*parts)
     return of
@@ -128,7 +130,7 @@ ceiling, floor, Min, Max = map(size_function, ("ceiling", "floor", "Min", "Max")
 
 
 def size(name: str, least: int = 1) -> Size:
-    """A new size: a whole number, at least 1, or at least 0 for a count of what may be absent."""
+    """Make a new size: an integer of at least 1, or of at least 0 for a count of entries that may be absent."""
     return Size(name, (), 1 if least else 0)
 
 
@@ -140,27 +142,27 @@ nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, s
 
 @dataclass(frozen=True)
 class Number:
-    """How one number is stored: name and dtype, four bytes where it counts to a `limit` that two do not reach.
-    `number[sizes]` declares an array."""
+    """The storage of one number: name and dtype. Where it counts up to a `limit` that two bytes do not hold, it is
+    stored in four. `number[sizes]` declares an array."""
     name: str
     stored: np.dtype
     limit: "Expression | None" = None
 
     def dtype(self, sizes: Mapping[Size, int]) -> np.dtype:
-        """The dtype, once sizes are known."""
+        """Return the dtype, once sizes are known."""
         return np.dtype("u4") if self.limit is not None and sizes[self.limit] > UINT16_MAX else self.stored
 
     @property
     def bytes(self) -> "int | sympy.Expr":
-        """Bytes of one, as an expression where they depend on a size."""
+        """Bytes of one number, as an expression where they depend on a size."""
         if self.limit is None: return self.stored.itemsize
         import sympy
         return sympy.Piecewise((self.stored.itemsize, sympy.sympify(self.limit) <= UINT16_MAX), (4, True))
 
     def __getitem__(self, sizes: "Expression | int | tuple[Expression | int, ...]") -> "Array":
         sizes = sizes if isinstance(sizes, tuple) else (sizes,)
-        for axis, given in enumerate(sizes):
-            if complaint := wrong(given):
+        for axis, length in enumerate(sizes):
+            if complaint := wrong(length):
                 raise SizeError(f"{complaint}\n{underlined(sys._getframe(1), axis)}")
         return Array(self, tuple(map(as_size, sizes)))
 
@@ -170,26 +172,26 @@ class Number:
 
 @dataclass(frozen=True)
 class Array:
-    """A declared array: numbers of one kind over sizes, in C order. A size that sympy made remains its expression."""
+    """A declared array: numbers of one kind over sizes, in C order. A sympy expression may be one of the sizes."""
     number: Number
     shape: tuple[Expression, ...]
 
     @property
     def count(self) -> "sympy.Expr":
-        """How many numbers, as an expression in the sizes."""
+        """The count of its numbers, as an expression in the sizes."""
         import sympy
         return sympy.Mul(*self.shape)
 
     @property
     def bytes(self) -> "sympy.Expr":
-        """What it stores, as an expression in the sizes."""
+        """The bytes that it stores, as an expression in the sizes."""
         return self.number.bytes * self.count
 
     def __repr__(self) -> str: return f"{self.number}[{', '.join(map(str, self.shape))}]"
 
 
 class Later:
-    """A class attribute that is worked out when it is first asked for."""
+    """A class attribute that is computed on first access."""
 
     def __init__(self, find: Callable[[], object]) -> None: self.find = find
 
@@ -199,7 +201,7 @@ class Later:
 
 
 def total_bytes(fields: Mapping[str, Array]) -> "sympy.Expr":
-    """Bytes of all these arrays, as one expression."""
+    """Return the bytes of all these arrays, as one expression."""
     import sympy
     return sympy.expand(sympy.Add(*(array.bytes for array in fields.values())))
 
@@ -209,19 +211,20 @@ f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name))
 
 
 def unsigned(limit: "Expression | int") -> Number:
-    """The narrowest of u2 and u4 that can name one of `limit` things: unsigned, so a kernel needs no sign extension."""
+    """Choose the narrower of u2 and u4 that can index `limit` entries. It is unsigned, so a kernel needs no sign
+    extension."""
     return Number(f"unsigned({limit})", np.dtype("u2"), as_size(limit))
 
 
 def as_size(given: "Expression | int") -> Expression:
-    """A size as one of this module where it is a number or a name."""
+    """Convert a size to one of this module where it is a number or a name."""
     if isinstance(given, Size): return given
     if isinstance(given, int): return Size("", (given,))
     return size(given.name, given.is_positive) if given.is_Symbol else given
 
 
 def wrong(given: object) -> str:
-    """What is the matter with a size; empty if nothing is."""
+    """Describe the fault of a size; empty if there is none."""
     if isinstance(given, Size): return ""
     if isinstance(given, str):
         return f"the size {given!r} is text; write {suggest(given) or 'a size'} without quotes"
@@ -240,14 +243,14 @@ def wrong(given: object) -> str:
 
 
 def suggest(name: str) -> str:
-    """The known size that a name was probably meant to be; empty if none is near."""
+    """Return the known size that a name was probably meant to be; empty if none is near."""
     import difflib
     known = [name for name, value in globals().items() if isinstance(value, Size)]
     return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
 
 
 def underlined(frame: FrameType, axis: int) -> str:
-    """file:line of the annotation that a frame evaluates, its source, and a caret under the given one of its sizes."""
+    """Return file:line of the annotation that a frame evaluates, its source, and a caret under the size at `axis`."""
     code, place = frame.f_code, f"  {frame.f_code.co_filename}:{frame.f_lineno}"
     first, last, left, right = list(code.co_positions())[frame.f_lasti // 2]
     source = linecache.getline(code.co_filename, frame.f_lineno).rstrip()
@@ -262,7 +265,7 @@ def underlined(frame: FrameType, axis: int) -> str:
 
 
 def declared_array(cls: type, name: str, given: object) -> Array:
-    """The annotation of a field; TypeError if it is no array."""
+    """Return the annotation of a field; TypeError if it is no array."""
     if isinstance(given, Array): return given
     why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
     raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")

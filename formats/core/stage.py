@@ -1,5 +1,5 @@
-"""Stages of epilogues, a record each: what a product may do to its rows before it lets them go. What kernels mean, how
-far they may round, what they are priced as, and which laws they follow are folds over STAGES."""
+"""Stages of epilogues, a record each: operations on the rows of a product before they are stored. The meaning of
+kernels, their error bounds, their prices and their laws are folds over STAGES."""
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -11,12 +11,12 @@ from formats.core.activation import COMPILED, TIMED, Reals
 from formats.core.choices import Choice, OneOf, Range
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
-GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
-PER_COLUMN, PER_ROW = "columns", "rows"                      # what a stage's arrays are: (p,) or (T, p)
+GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # error of a kernel's activation, per max(1, |y|)
+PER_COLUMN, PER_ROW = "columns", "rows"                      # shapes of a stage's arrays: (p,) or (T, p)
 TINY = 2.0 ** -126                                           # the least positive normal number of float32
 EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
 HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
-SMALLEST = 2.0 ** -149                                       # the least positive of all: less is lost as 0
+SMALLEST = 2.0 ** -149                                       # the least positive float32: less becomes 0
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -27,11 +27,11 @@ def gamma(k: int) -> float:
 
 
 class Stage:
-    """A part of an epilogue: a class with its operands, each an array, (p,) or (T, p), or a choice. `means` is what
-    becomes of the rows y, in float64, given whatever has the operands as its fields. `bound` is how far a float32
-    evaluation may be from `value`, entry by entry, which y became, where y is known to within `error`, and `rough`
-    where a product that rounds x comes before. It costs `operations` a number of y, and reads `reads` numbers for each;
-    machines price it as `price`, by its own name where it says none. Raises TypeError where a part is missing."""
+    """A part of an epilogue: a class with its operands, each an array, (p,) or (T, p), or a choice. `means` maps the
+    rows y in float64; its second argument has the operands as fields. `bound` limits, entry by entry, the distance of
+    a float32 evaluation from `value`, the result for y, where y is known to within `error`; `rough` is true behind a
+    product that rounds x. A stage costs `operations` for each number of y, and reads `reads` numbers for each. Machines
+    price it as `price`, by default its own name. Raises TypeError where a part is missing."""
     operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
     reads: ClassVar[int] = 0
@@ -48,13 +48,13 @@ class Stage:
 
     @classmethod
     def asked(cls, epilogue: object) -> bool:
-        """Whether what has its operands as fields asks for it: by one that is nothing where nobody gives it."""
+        """True if the epilogue (any object with these fields) sets an operand of this stage that has no default."""
         return any(is_given(getattr(epilogue, name, None)) for name, kind in cls.operands.items()
                    if not is_given(default(kind)))
 
 
 def default(operand: Operand) -> float | str | None:
-    """What an operand is where nothing is said."""
+    """Return the default of an operand; None for an array."""
     return None if isinstance(operand, str) else operand.default
 
 
@@ -106,7 +106,7 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
         columns, size = y.shape[1], abs(value)
         centred = y - y.mean(1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(1, keepdims=True) + e.eps)
-        # Numbers that are less than any normal one are a whole number of the least: a difference may be off by that.
+        # Subnormal numbers are multiples of SMALLEST, so a difference may be off by SMALLEST.
         d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True)) + SMALLEST
         first = d + d.mean(1, keepdims=True) + size * np.sqrt(np.square(d).mean(1, keepdims=True))
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
@@ -129,7 +129,8 @@ STAGES = (bias, activation, times, residual, norm, gain_shift)   # in the order 
 
 
 def collect_operands(stages: tuple[type[Stage], ...]) -> dict[str, Operand]:
-    """The operands of stages, in their order. TypeError for a stage that is there twice, or an operand of two."""
+    """Collect the operands of stages, in their order. TypeError if a stage, or an operand of two stages, occurs
+    twice."""
     operands: dict[str, Operand] = {}
     for stage in stages:
         if taken := [name for name in stage.operands if name in operands]:
@@ -139,24 +140,24 @@ def collect_operands(stages: tuple[type[Stage], ...]) -> dict[str, Operand]:
 
 
 OPERANDS = collect_operands(STAGES)
-VECTORS, ROW_FIELDS = (tuple(name for name, kind in OPERANDS.items() if kind == each) for each in (PER_COLUMN, PER_ROW))
+VECTORS, ROW_FIELDS = (tuple(name for name, kind in OPERANDS.items() if kind == axis) for axis in (PER_COLUMN, PER_ROW))
 CHOICES = {name: kind for name, kind in OPERANDS.items() if not isinstance(kind, str)}
 DEFAULTS = {name: default(kind) for name, kind in OPERANDS.items()}
 
 
 def stages_of(epilogue: object) -> Iterator[type[Stage]]:
-    """The stages that what has their operands as fields asks for, in their order."""
+    """Yield the stages that an epilogue (an object with their operands as fields) requests, in their order."""
     yield from (stage for stage in STAGES if stage.asked(epilogue))
 
 
 def reference(y: Reals, epilogue: object) -> Reals:
-    """What stages make of the rows y (T, p), one after another, in float64."""
+    """Apply the stages one after another to the rows y (T, p), in float64."""
     for stage in stages_of(epilogue): y = stage.means(y, epilogue)
     return y
 
 
 def is_added(name: str) -> bool:
-    """Tell whether rows stay as they are where this vector is zero."""
+    """True if rows stay as they are where this vector is zero."""
     rows = np.ones((1, 1))
     return bool((reference(rows, SimpleNamespace(**DEFAULTS | {name: np.zeros(1)})) == rows).all())
 
@@ -165,8 +166,8 @@ ADDED = tuple(name for name in VECTORS if is_added(name))
 
 
 def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Reals:
-    """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
-    product that rounds x, whose activation need be no more exact.
+    """Return the entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`. `rough`:
+    behind a product that rounds x, whose activation need be no more exact.
 
     A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through its
     derivative and adds its own rounding."""
@@ -174,16 +175,16 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
         with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
-        y, error = value, spread_beyond(value, spread + SMALLEST)     # below the normal numbers a rounding loses that
+        y, error = value, spread_beyond(value, spread + SMALLEST)     # the rounding of subnormal numbers
     return error
 
 
 def spread_beyond(y: Reals, error: Reals) -> Reals:
-    """Errors, infinite where a number may be none that float32 has: what becomes of it there, nobody says."""
+    """Return errors that are infinite where a number may exceed float32, as the result there is undefined."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(np.isnan(error) | may_overflow(y, error), np.inf, error)
 
 
 def may_overflow(y: Reals, error: Reals) -> NDArray[np.bool_]:
-    """True where a number y, known to within an error, may be larger than any of float32."""
+    """True where a number y, known to within an error, may exceed the largest float32."""
     return np.asarray(np.isfinite(y) & (abs(y) + error > HUGE))

@@ -1,1 +1,1 @@
-"""Files that others may have written, the user's cache, and processes that import neither."""
+"""Files that others may have written, the cache of the user, and Python processes that import neither."""

@@ -1,7 +1,7 @@
-"""Where opmatrix keeps what it fetched, measured or compiled: one directory of the user, named in one place.
+"""The cache of the user: one directory for everything that opmatrix fetched, measured or compiled.
 
-What lies there is believed only if nobody but the user and the system could have put it there: object code is called,
-and what was measured decides which program is chosen. What cannot be kept is said in a line, and the work goes on
+A file there is trusted only if no one but the user and the system could have written it: object code is called, and
+measurements decide which program is chosen. A failure to write to the cache is reported in a line, and the work goes on
 without it."""
 import errno
 import os
@@ -15,25 +15,25 @@ from formats.core.errors import InputError
 from formats.disk.files import open_regular, reason, replacing, shown
 
 CACHE_VARIABLE = "OPMATRIX_CACHE"
-MAX_FILE_BYTES = 1 << 26                                     # bytes of a file that is kept
-LINKS = 40                                                   # that a path may lead through
+MAX_FILE_BYTES = 1 << 26                                     # largest file of the cache, in bytes
+LINKS = 40                                                   # links that a path may lead through
 HOUR = 3600.0                                                # seconds
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# what is made: less where the umask says so, and for others never to write, as what they could write is not believed
+# modes of new entries, less the umask; others may never write, as files that they could write are not trusted
 DIRECTORY_MODE, FILE_MODE = 0o755, 0o644
 
 
 class Distrusted(InputError):
-    """Something in the cache that others could have written: names it, and what to do."""
+    """An entry of the cache that others could have written. Names it, and the remedy."""
 
 
 class Unreadable(InputError):
-    """Something in the cache that is there and that this user may not read: names it, and what to do."""
+    """An entry of the cache that exists but that this user may not read. Names it, and the remedy."""
 
 
 def location() -> Path:
-    """The directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home and
-    there is none, a path below what is no directory: nothing is found there, and nothing kept."""
+    """Return the directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home
+    and there is none, return a path below the null device: no file is found or written there."""
     if not (named := os.environ.get(CACHE_VARIABLE)):
         from platformdirs import user_cache_dir
         named = user_cache_dir("opmatrix", appauthor=False)
@@ -42,12 +42,12 @@ def location() -> Path:
 
 
 def cache_directory() -> Path:
-    """The cache's directory, made if it is absent. OSError where it cannot be made."""
+    """Return the cache's directory, made if it is absent. OSError where it cannot be made."""
     return make_directory(location())
 
 
 def make_directory(directory: Path) -> Path:
-    """A directory and those above it; what is made here others may read, as far as the umask lets them, and never
+    """Make a directory and those above it. Others may read new directories, as far as the umask lets them, and never
     write. OSError."""
     try: directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     except FileNotFoundError:
@@ -57,19 +57,18 @@ def make_directory(directory: Path) -> Path:
     return directory
 
 
-# ---- who could have written it
+# ---- trust: the users who could have written a file
 
 def trusted() -> frozenset[int] | None:
-    """The users whose files are believed: this one, root, and whoever owns the root of all files, which in a container
-    need not be user 0. None where files do not say who owns them."""
+    """Return the users whose files are trusted: this one, root, and the owner of the root directory, who in a container
+    need not be user 0. None where the system does not report owners."""
     return frozenset({0, os.geteuid(), os.stat("/").st_uid}) if hasattr(os, "geteuid") else None
 
 
 def guarded(directory: Path) -> Path:
-    """The directory without links on its way. Raises Distrusted where others could write to it, or exchange it: OSError
-    where it is not there. From the root on, each directory belongs to whom we trust, and what lies in it is moved by
-    them alone: nobody else may write there, or only to what is his own (sticky, as /tmp is). So what was looked at
-    stays what it was."""
+    """Return the directory with its links resolved. Raise Distrusted where others could write to it or replace it, and
+    OSError where it does not exist. From the root on, each directory must belong to a trusted user, and no other user
+    may write there, except to files of their own (sticky, as /tmp is). So a checked path stays what it was."""
     whole = directory.absolute()
     if (users := trusted()) is None: return whole
     place, left, links = Path(whole.anchor), [*reversed(whole.parts[1:])], 0
@@ -90,8 +89,8 @@ def guarded(directory: Path) -> Path:
 
 
 def check_directory(place: Path, status: os.stat_result, users: frozenset[int], last: bool) -> None:
-    """Raises Distrusted where others could exchange what lies in a directory, or, in the last one, add to it; OSError
-    where it is none."""
+    """Raise Distrusted where others could replace entries of a directory, or, if it is the last one, add entries.
+    OSError where it is no directory."""
     if not stat.S_ISDIR(status.st_mode): raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if status.st_uid not in users: raise Distrusted(foreign(place, status))
     if status.st_mode & OTHERS and (last or not status.st_mode & stat.S_ISVTX):
@@ -105,12 +104,13 @@ def foreign(place: Path, status: os.stat_result) -> str:
 
 
 def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file of the cache. Raises InputError where there is none or it is too large, Unreadable where
-    this user may not read it, Distrusted where others could have written it, as the opened file itself says."""
+    """Return the content of a file of the cache. Raise InputError where there is none or it is too large, Unreadable
+    where this user may not read it, Distrusted where others could have written it, by the owner and mode of the opened
+    file."""
     try: directory = guarded(file.parent)
     except PermissionError as error: raise Unreadable(why(file, error)) from error
     except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
-    if os.path.islink(directory / file.name):                # nobody looks at the way that it leads
+    if os.path.islink(directory / file.name):                # its target would not be checked
         raise Distrusted(f"{shown(file)}: it is a link, and no file of the cache is one")
     try: opened = open_regular(directory / file.name)
     except InputError as error:
@@ -126,35 +126,35 @@ def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
         except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
     if len(content) > largest: raise InputError(f"{shown(file)}: more than {largest:,} bytes")
     if time.time() - status.st_mtime > HOUR:
-        with suppress(OSError): os.utime(directory / file.name)         # its last use, about
+        with suppress(OSError): os.utime(directory / file.name)         # the time of its last use, to the hour
     return content
 
 
-# ---- what is kept
+# ---- writing, and messages about it
 
 def put(file: Path, content: bytes) -> None:
-    """Write a file of the cache, whole or not at all, for nobody else to write; a link in its place goes. Raises
-    OSError, and Distrusted where others may write too."""
+    """Write a file of the cache, completely or not at all, writable by no other user; a link in its place is removed.
+    Raise OSError, and Distrusted where others may write there too."""
     place = guarded(make_directory(file.parent)) / file.name
     if os.path.islink(place): os.unlink(place)
     with replacing(place, FILE_MODE) as out: out.write(content)
 
 
 def unkept(what: str, directory: Path, error: Exception) -> None:
-    """Say that something is not kept in a directory, and why."""
+    """Report that something is not stored in a directory, and why."""
     say(f"{what}: not kept: {why(directory, error)}")
 
 
 def why(directory: Path, error: Exception) -> str:
-    """Why nothing can be kept in a directory, and what to do."""
-    told = str(error) if isinstance(error, Distrusted) else find_barrier(directory) or \
+    """Explain why a directory cannot be written, and what to do."""
+    cause = str(error) if isinstance(error, Distrusted) else find_barrier(directory) or \
         f"{shown(directory)}: {reason(error)}: set {CACHE_VARIABLE} to a directory that can be written"
-    return " ".join(told.split())
+    return " ".join(cause.split())
 
 
 def find_closed(directory: Path) -> str:
-    """The first place on the way to a directory, itself included, that not everybody may enter, in words and with what
-    to do; nothing where there is none."""
+    """Describe the first directory on the way to `directory`, itself included, that not every user may enter, and the
+    remedy; empty where there is none."""
     for place in (*reversed(directory.absolute().parents), directory.absolute()):
         mode = stat.S_IMODE(os.stat(place).st_mode)
         if not mode & stat.S_IXOTH:
@@ -163,8 +163,8 @@ def find_closed(directory: Path) -> str:
 
 
 def find_barrier(path: Path) -> str:
-    """The first place on the way to a path, itself included, that is there and that this user may not read, in words
-    and with what to do; nothing where there is none."""
+    """Describe the first existing place on the way to a path, itself included, that this user may not read, and the
+    remedy; empty where there is none."""
     cache = location().absolute()
     for place in (*reversed(path.absolute().parents), path.absolute()):
         try: status = os.stat(place)
@@ -180,12 +180,13 @@ def find_barrier(path: Path) -> str:
 
 
 def tell(line: str) -> None:
-    """A line for the user: on standard error, unless whoever embeds this package set up logging otherwise."""
+    """Write a line for the user: on standard error, unless the program that embeds this package set up logging
+    otherwise."""
     import logging
     logging.getLogger("opmatrix").warning("opmatrix: %s", line)
 
 
 @cache
 def say(line: str) -> None:
-    """A line for the user, as `tell` writes it, once a process however often it is asked for."""
+    """Write a line for the user as `tell` does, but once a process however often it is called."""
     tell(line)

@@ -1,5 +1,5 @@
-"""Files that others may have written: only regular ones are opened, JSON is read within bounds, and what is written is
-there whole or not at all."""
+"""Files that others may have written: only regular files are opened, JSON is read within bounds, and files are written
+completely or not at all."""
 import json
 import os
 import stat
@@ -16,14 +16,14 @@ from formats.core.errors import InputError
 MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24   # bytes of a text; of JSON, which takes many times as many once read
 MOST_NAMES = 6                                                    # names in a directory that a message lists
 OPENED = "/proc/self/fd"                                     # links to the files that this process has open
-TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
+TRIAL = 1 << 20                                              # bytes of a trial that shows whether the disk has room
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """A regular file, to be read. Raises InputError for one that is not there, and for a directory, a pipe or a device,
-    whose reading might never end."""
+    """Open a regular file for reading. Raise InputError for one that does not exist, and for a directory, a pipe or a
+    device, whose reading might never end."""
     # opening a pipe waits for a writer,
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -38,13 +38,13 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def regular(path: str | Path, mode: int) -> None:
-    """Raises InputError for what is no regular file."""
+    """Raise InputError unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
 
 
 def open_stream(path: str | Path) -> BufferedReader:
-    """A regular file or a pipe, to be read once from its beginning; a pipe is waited for until somebody writes. Raises
+    """Open a regular file or a pipe, to be read once from its beginning; opening a pipe waits for a writer. Raise
     InputError for anything else."""
     try: piped = stat.S_ISFIFO(os.stat(path).st_mode)
     except (OSError, ValueError): piped = False
@@ -54,7 +54,7 @@ def open_stream(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path, largest: int = MAX_TEXT_BYTES) -> bytes:
-    """The content of a regular file. Raises InputError where there is none, or where it holds more bytes than
+    """Return the content of a regular file. Raise InputError where there is none, or where it holds more bytes than
     `largest`."""
     with open_regular(path) as raw:
         try: content = raw.read(largest + 1)
@@ -64,7 +64,7 @@ def read_bytes(path: str | Path, largest: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file. Raises InputError, which names the byte that is none."""
+    """Return the text of a UTF-8 file. Raise InputError, which names the first byte that is not UTF-8."""
     try: return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
@@ -74,13 +74,13 @@ Reads = Callable[[str], float] | None                        # a number from its
 
 
 def read_json(path: str | Path, largest: int = MAX_JSON_BYTES, integer: Reads = None, constant: Reads = None) -> Any:
-    """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
+    """Parse the JSON of a file; see `parse_json`. Raise InputError, which names the file."""
     return parse_json(read_bytes(path, largest), str(path), integer, constant)
 
 
 def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: Reads = None) -> Any:
-    """What JSON in UTF-8 says: whole numbers of 64 bits (or as `integer` reads them), finite ones, brackets as deep as
-    Python can follow. NaN and Infinity are none (or as `constant` reads them). Raises InputError."""
+    """Parse JSON in UTF-8: integers of 64 bits (or as `integer` reads them), finite numbers, brackets as deep as Python
+    can follow. NaN and Infinity are errors (or as `constant` reads them). Raise InputError."""
     try:
         if isinstance(text, bytes): text = text.decode().removeprefix("\ufeff")
         return json.loads(text, parse_int=integer or parse_int64, parse_float=real, parse_constant=constant or real)
@@ -91,23 +91,23 @@ def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: R
 
 
 def parse_int64(digits: str) -> int:
-    """A whole number of 64 bits."""
+    """Parse an integer of 64 bits."""
     if len(digits) > 20 or not -2 ** 63 <= (number := int(digits)) < 2 ** 63:
         raise ValueError(f"{digits[:24]}{'…' * (len(digits) > 24)} is no whole number of 64 bits")
     return number
 
 
 def real(digits: str) -> float:
-    """A finite number."""
+    """Parse a finite number."""
     if not isfinite(number := float(digits)): raise ValueError(f"{digits[:24]} is no finite number")
     return number
 
 
 @contextmanager
 def replacing(path: str | Path, mode: int = 0o666) -> Generator[BufferedWriter]:
-    """A file to write to that takes the place of `path` when the block ends, complete and on the disk; where the block
-    raises, what was there stays. It is made with this mode, less what the umask takes. Raises OSError where that cannot
-    be, and where a link or anything but a file is there."""
+    """Open a file that takes the place of `path` when the block ends, complete and on the disk; if the block raises,
+    the old file stays. It is made with this mode, less the umask. Raise OSError where that is impossible, and where
+    `path` is a link or anything but a file."""
     target = Path(path)
     irregular(target)
     fresh = target.with_name(f".{os.urandom(4).hex()}.part")
@@ -124,11 +124,11 @@ def replacing(path: str | Path, mode: int = 0o666) -> Generator[BufferedWriter]:
 
 
 def open_unnamed(directory: Path, mode: int) -> BufferedWriter | None:
-    """A file in a directory that has no name yet, so that nothing is left of it where the process is killed. None where
-    the system, or that of the directory's files, has none."""
+    """Open a file in a directory that has no name yet, so that no trace is left where the process is killed. None where
+    the system, or the file system of the directory, does not support that."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir(OPENED): return None
     try: return os.fdopen(os.open(directory, os.O_TMPFILE | os.O_WRONLY, mode), "wb")
-    except OSError: return None                              # what is wrong there is said of a file with a name
+    except OSError: return None                              # the error will be that of a file with a name
 
 
 def give_name(unnamed: BufferedWriter, file: Path) -> None:
@@ -138,8 +138,8 @@ def give_name(unnamed: BufferedWriter, file: Path) -> None:
 
 
 def writable(path: str | Path) -> None:
-    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that has no name, or
-    is cleared away."""
+    """Raise InputError where `replacing` could not write a file. This is found out by a trial file beside it, which has
+    no name or is removed."""
     from tempfile import TemporaryDirectory
     target = Path(path)
     try:
@@ -153,32 +153,33 @@ def writable(path: str | Path) -> None:
 
 
 def irregular(target: Path) -> None:
-    """Raises OSError where a file that is written would take the place of what is no file."""
+    """Raise OSError where a file to be written would replace something that is no regular file."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := target.lstat().st_mode):
             raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
 
 
 def fill(out: BufferedWriter) -> None:
-    """Write some bytes to the disk. Raises OSError where they do not fit there."""
+    """Write TRIAL bytes to the disk. Raise OSError where they do not fit."""
     out.write(bytes(TRIAL))
     out.flush()
     os.fsync(out.fileno())
 
 
 def reason(error: Exception) -> str:
-    """Why the system would not, in its words."""
+    """Return the system's words for an error."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def shown(path: object) -> str:
-    """A name in a message, cut where it is long."""
+    """Return a name for a message, shortened where it is long."""
     words = str(path).replace("\0", "\\0")
     return words if len(words) <= 200 else f"{words[:100]}…{words[-60:]}"
 
 
 def lying(directory: str | Path) -> str:
-    """What lies in a directory, for a message; where there is none, what lies in the nearest one above it."""
+    """List the entries of a directory for a message; where it does not exist, those of the nearest directory above
+    it."""
     place = Path(directory)
     while not os.path.isdir(place) and place != place.parent: place = place.parent
     try: names = sorted(os.listdir(place))

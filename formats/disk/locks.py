@@ -1,5 +1,5 @@
-"""Locks between processes, by files. The system frees a lock when its holder ends, so none outlives a process that was
-killed; a holder that only stopped is waited for so long and no longer."""
+"""Locks between processes, by files. The system frees a lock when its holder ends, so no lock outlives a killed
+process; a holder that is merely stopped is waited for only a limited time."""
 import importlib
 import os
 import time
@@ -15,8 +15,8 @@ INTERVAL = 0.05                                              # seconds between t
 
 
 def wait_for_lock(number: int, seconds: float, shared: bool = False) -> bool:
-    """Lock an open file or directory, alone or with others. False where another process has held it for so many
-    seconds; True, too, where the system has no locks."""
+    """Lock an open file or directory, alone or with others. False where another process has held it for `seconds`;
+    True, too, where the system has no locks."""
     if fcntl is None: return True
     kind, end = fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + seconds
     while True:
@@ -30,8 +30,8 @@ def wait_for_lock(number: int, seconds: float, shared: bool = False) -> bool:
 
 @contextmanager
 def taking(file: Path, seconds: float) -> Iterator[bool]:
-    """Inside, this process alone has taken what a file stands for, which is made and goes again. False where another
-    has had it for so many seconds; True, too, where no file can be made there."""
+    """Take a file as a lock inside the block, for this process alone; it is made, and removed afterwards. Yield False
+    where another process has held it for `seconds`; True, too, where no file can be made there."""
     try: number = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError:
         yield True

@@ -16,15 +16,15 @@ PATH_VARIABLE = "PYTHONPATH"
 
 @dataclass(frozen=True)
 class PythonChild:
-    """A command that runs a Python, and the environment that it runs in."""
+    """A command that runs a Python, and its environment."""
     command: list[str]
     environment: dict[str, str]
 
 
 def child_of_python(*arguments: str, **variables: str) -> PythonChild:
-    """A Python with these arguments and additional variables of the environment. `-P` keeps the working directory off
-    `sys.path`; an empty part of an inherited PYTHONPATH would bring it back, so parts that are empty are dropped.
-    Raises RuntimeError where `sys.executable` names no Python."""
+    """Return the command of a Python with these arguments and additional variables of the environment. `-P` keeps the
+    working directory off `sys.path`; an empty part of an inherited PYTHONPATH would bring it back, so empty parts are
+    dropped. Raise RuntimeError where `sys.executable` names no Python."""
     if not sys.executable:
         raise RuntimeError("sys.executable does not name a Python: start this with a Python of its own")
     environment = dict(os.environ)
@@ -35,16 +35,16 @@ def child_of_python(*arguments: str, **variables: str) -> PythonChild:
 
 
 def child_of_module(module: str, *arguments: str, users: Iterable[str] = (), **variables: str) -> PythonChild:
-    """A Python that runs a module of ours as `-m` does. It finds our packages by file and others as any Python does;
-    the paths that this process has beyond that come last, and after them the folders of `users`, modules that a user
-    declared kernels in."""
+    """Return the command of a Python that runs a module of ours as `-m` does. It finds our packages by file and others
+    as any Python does; the additional paths of this process come last, and after them the folders of `users`, modules
+    in which a user declared kernels."""
     paths = [*added_paths(), *map(folder_of, users)]
     return child_of_python(__file__, json.dumps(paths), module, *arguments, **variables)
 
 
 def added_paths() -> list[str]:
-    """The entries of `sys.path` but for the working directory and the folder of the script that runs. Relative ones
-    are left out where the working directory has been removed."""
+    """Return the entries of `sys.path` but for the working directory and the folder of the script that runs. Relative
+    ones are left out where the working directory has been removed."""
     try: here = os.getcwd()
     except FileNotFoundError: here = ""
     script = getattr(sys.modules["__main__"], "__file__", None)
@@ -54,7 +54,7 @@ def added_paths() -> list[str]:
 
 
 def folder_of(module: str) -> str:
-    """The folder in which an imported module is found by its dotted name."""
+    """Return the folder in which an imported module is found by its dotted name."""
     file = os.path.abspath(str(sys.modules[module].__file__))
     depth = module.count(".") + (os.path.basename(file) == "__init__.py")
     for _ in range(depth + 1):
@@ -65,9 +65,9 @@ def folder_of(module: str) -> str:
 def run_ours(paths: str, module: str, *arguments: str) -> None:
     """Run a module of the packages beside this file, with `paths` after the entries that Python itself has."""
     sys.path.insert(0, PACKAGES_FOLDER)
-    import_module(module.partition(".")[0])                  # of all packages of this name the one that is ours
+    import_module(module.partition(".")[0])                  # our package, also where others have its name
     del sys.path[0]
-    sys.path += [each for each in json.loads(paths) if each not in sys.path]
+    sys.path += [path for path in json.loads(paths) if path not in sys.path]
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

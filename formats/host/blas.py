@@ -1,5 +1,5 @@
-"""Which kernels numpy's BLAS is fastest with. OpenBLAS chooses by the processor's name, and may choose slower ones than
-it has; it reads OPENBLAS_CORETYPE when it is loaded, so each is tried in a process of its own."""
+"""The choice of kernels in numpy's BLAS. OpenBLAS chooses by the processor's name, and may choose slower kernels than
+it has; it reads OPENBLAS_CORETYPE when it is loaded, so each setting is tried in a process of its own."""
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,26 +32,28 @@ print(score ** (1 / len(cases)))
 
 @dataclass(frozen=True)
 class Blas:
-    """The fastest setting ("" is the library's own choice), and operations a second with each that runs here."""
+    """The fastest setting ("" is the library's own choice), and operations a second with each setting that runs
+    here."""
     core: str = ""
     rates: dict[str, float] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What must be set before numpy is imported."""
+        """The variables to set before numpy is imported."""
         return {CORE_VARIABLE: self.core} if self.core else {}
 
 
 @cache
 def adjustable() -> bool:
-    """Whether numpy's BLAS is an OpenBLAS, which alone reads the variable."""
+    """True if numpy's BLAS is an OpenBLAS, which alone reads the variable."""
     from threadpoolctl import threadpool_info
-    return any(found["internal_api"] == "openblas" for found in threadpool_info())
+    return any(library["internal_api"] == "openblas" for library in threadpool_info())
 
 
 def rate(core: str, seconds: float = 20.0) -> float | None:
-    """Operations a second of a few products on one thread; None where this processor cannot run those kernels."""
-    import subprocess  # which few commands need
+    """Measure the operations a second of a few products on one thread; None where this processor cannot run those
+    kernels."""
+    import subprocess  # imported here, as few commands need it
     child = child_of_python("-c", TRIAL, OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
     child.environment.pop(CORE_VARIABLE, None)
     setting = {CORE_VARIABLE: core} if core else {}
@@ -63,15 +65,17 @@ def rate(core: str, seconds: float = 20.0) -> float | None:
 
 
 def fastest(progress: Callable[..., None] = lambda *_: None, rounds: int = 2) -> Blas:
-    """Tries every setting for this kind of processor, in turn, so many rounds; the library's own choice stays unless
-    another is clearly faster. Nothing is set: whoever starts a process may put `environment` into it."""
+    """Try every setting for this kind of processor, in turn, `rounds` times. The library's own choice stays unless
+    another is clearly faster. The environment is not changed: a caller that starts a process may put `environment` into
+    it."""
     machine = platform.machine().lower()
     tried = ["", *CORES.get(SAME.get(machine, machine), ())] if adjustable() else [""]
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for step in range(rounds * len(tried)):
         core = tried[step % len(tried)]
-        if (step < len(tried) or core in found) and (got := rate(core)): found[core] = max(got, found.get(core, 0.0))
+        if (step < len(tried) or core in rates) and (speed := rate(core)):
+            rates[core] = max(speed, rates.get(core, 0.0))
         progress(step + 1, rounds * len(tried))
-    if not found: return Blas()
-    best = max(found, key=lambda core: found[core])
-    return Blas(best if found[best] > MARGIN * found.get("", 0.0) else "", found)
+    if not rates: return Blas()
+    best = max(rates, key=lambda core: rates[core])
+    return Blas(best if rates[best] > MARGIN * rates.get("", 0.0) else "", rates)

@@ -1,6 +1,6 @@
-"""What a busy machine is, declared once: the signs of it, and from what value on each counts. A `Watch` looks at what
-others did since it was made: nothing is measured for it but what was to be measured anyway. And how fast the machine
-is: a host that gives more or less of itself an hour later changes all prices by about one factor."""
+"""The signs of a busy machine, declared once, with the value from which each counts. A `Watch` observes other processes
+from its creation on, without measurements of its own. Also the pace of the machine: a virtual machine that gets more or
+less of its host an hour later changes all prices by about one factor."""
 import atexit
 import os
 import sys
@@ -11,21 +11,21 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-LOUD = 0.05                                                 # of the processors' time, taken by others
-TICKS = 40                                                # of the clock of /proc/stat, 10 ms each: fewer say too little
-MIN_RUNS = 4                                                # repeated timings have no quartiles
+LOUD = 0.05                                                 # share of the processors' time that others take
+TICKS = 40                                                # least ticks of the clock of /proc/stat, 10 ms each
+MIN_RUNS = 4                                                # runs; fewer have no quartiles
 PROBE = 0.5                                                 # seconds
 PACE_KERNEL = "linear.dense"
-PACE_SIZES = {"T": 128, "n": 512, "p": 512}                 # in the caches: what comes from memory varies by the pages
-                                                            # that a process happens to have, too
-PACE_SECONDS = 0.2                                          # of looking how fast the machine is now
-STEADY = 1.6                                                # a smaller factor says nothing of the next minute: a shared
-                                                            # EPYC takes 0.8 to 1.5 times as long from second to second
+PACE_SIZES = {"T": 128, "n": 512, "p": 512}                 # in the caches: times of reads from memory vary by the
+                                                            # pages of a process, too
+PACE_SECONDS = 0.2                                          # seconds of measuring the present pace
+STEADY = 1.6                                                # a smaller factor does not predict the next minute: a
+                                                            # shared EPYC varies by 0.8 to 1.5 from second to second
 
 
 class Sign(NamedTuple):
-    """One way that a busy machine shows: a value above `most`. `says` is written with the value, `why` is where `most`
-    is from."""
+    """One sign of a busy machine: a value above `most`. `says` is the text with the value, `why` is the reason for
+    `most`."""
 
     most: float
     says: str
@@ -47,34 +47,34 @@ SIGNS = {
 
 
 class Others:
-    """The shares of the processors' time that others took, and that the host gave to other machines, since this was
-    made. None where the system does not tell. `pids` are children that count as ours while they live."""
+    """The shares of the processors' time that others took, and that the host gave to other machines, since this object
+    was made. None where the system does not report them. `pids` are children that count as ours while they live."""
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self.pids = (os.getpid(), *pids)
         self.before = self.now()
 
     def now(self) -> tuple[int, int, int, int] | None:
-        """Ticks of the clock at work, stolen, in all, and of these processes, and of their children that ended, at
-        work; None without Linux's /proc."""
+        """Return ticks of the clock: at work, stolen, in all, and at work for these processes and their ended children.
+        None without Linux's /proc."""
         try:
             spent = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-            own = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
+            stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
         except (OSError, ValueError): return None
         user, nice, system, idle, waiting, hard, soft, stolen = spent
         busy = user + nice + system + hard + soft
-        return busy, stolen, busy + stolen + idle + waiting, sum(int(word) for words in own for word in words[11:15])
+        return busy, stolen, busy + stolen + idle + waiting, sum(int(word) for words in stats for word in words[11:15])
 
     def shares(self, least: int = 1) -> tuple[float, float] | None:
-        """Nothing was taken in fewer ticks than `least`."""
+        """Return the shares of others and of the host; 0 if fewer ticks than `least` have passed."""
         if self.before is None or (now := self.now()) is None: return None
-        busy, stolen, total, own = (after - before for after, before in zip(now, self.before, strict=True))
-        return (max(0.0, (busy - own) / total), stolen / total) if total >= least else (0.0, 0.0)
+        busy, stolen, total, ours = (after - before for after, before in zip(now, self.before, strict=True))
+        return (max(0.0, (busy - ours) / total), stolen / total) if total >= least else (0.0, 0.0)
 
 
 class Watch:
-    """What was seen of others since this was made: `seen` is empty on a quiet machine. Timings of one thing, again and
-    again, and how much faster all threads are than one, are handed in where they were measured."""
+    """Observations of other processes since this object was made: `seen` is empty on a quiet machine. Repeated timings,
+    and the speed-up of all threads over one, are handed in by the code that measured them."""
 
     def __init__(self) -> None:
         from formats.host.host import load_average
@@ -83,43 +83,43 @@ class Watch:
         self.speedup: float | None = None
 
     def note(self, runs: Iterable[Sequence[float]]) -> None:
-        """Seconds of each of several things, each timed again and again."""
+        """Take in the seconds of several calls, each timed repeatedly."""
         self.runs += runs
 
     def values(self) -> dict[str, float]:
-        """The value of each sign that can be told."""
+        """Return the value of each sign that is known."""
         from formats.host.threads import threads
         processors = os.cpu_count() or 1
-        found: dict[str, float] = {}
-        if self.load is not None: found["load"] = self.load / processors
+        signs: dict[str, float] = {}
+        if self.load is not None: signs["load"] = self.load / processors
         if shares := self.others.shares(TICKS):
-            found["others"], found["stolen"] = missing(shares[0], threads(), processors), shares[1]
-        if wide := [width(each) for each in self.runs if len(each) >= MIN_RUNS]: found["spread"] = median(wide)
-        if self.speedup: found["threads"] = 1 / self.speedup
-        return found
+            signs["others"], signs["stolen"] = missing(shares[0], threads(), processors), shares[1]
+        if wide := [width(run) for run in self.runs if len(run) >= MIN_RUNS]: signs["spread"] = median(wide)
+        if self.speedup: signs["threads"] = 1 / self.speedup
+        return signs
 
     def seen(self) -> str:
-        """The signs of a busy machine, in words."""
+        """Return the signs of a busy machine, in words."""
         return ", ".join(SIGNS[name].says.format(value) for name, value in self.values().items()
                          if value > SIGNS[name].most)
 
 
 def missing(taken: float, threads: int, processors: int) -> float:
-    """The share of the processors that so many threads need and others leave no room for, who take this share of
-    all."""
+    """Return the share of the processors needed by `threads` threads that is not free, where others take the share
+    `taken` of all processors."""
     needed = min(threads, processors)
     return max(0.0, taken * processors + needed - processors) / needed
 
 
 def width(taken: Sequence[float]) -> float:
-    """From the lower to the upper quartile, as a share of the median."""
+    """Return the distance between the lower and the upper quartile, as a share of the median."""
     ordered = sorted(taken)
     return (ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered)
 
 
 def timed(call: Callable[[], object], seconds: float, least: int, most: int) -> list[float]:
-    """Seconds of runs within so many seconds, from `least` to `most` of them, after one that is not counted; of runs
-    that lost the processor only if all did."""
+    """Return seconds of runs within a time limit, from `least` to `most` of them, after one that is not counted. Runs
+    that lost the processor are included only if all did."""
     call()
     taken: list[float] = []
     clean: list[float] = []
@@ -133,21 +133,22 @@ def timed(call: Callable[[], object], seconds: float, least: int, most: int) -> 
 
 
 def describe_noise(seen: str, means: str) -> str:
-    """The line of a command on a busy machine: what was seen, and what it means for its figures."""
+    """Return the line of a command on a busy machine: the signs, and their consequence for its figures."""
     return f"busy machine: {seen}: {means}"
 
 
 def warn_busy(seen: str, means: str, calibrated: Sequence[str]) -> list[str]:
-    """The one line of a command whose figures are measured, and predicted by prices that have these marks: of what was
-    seen of others meanwhile, and of what was seen when the prices were measured. None on a quiet machine."""
-    said = [f"{seen}: {means}"] * bool(seen)
+    """Return the one line of a command whose figures are measured, and predicted by prices that have the marks
+    `calibrated`: the signs seen meanwhile, and those seen when the prices were measured. Empty on a quiet machine."""
+    clauses = [f"{seen}: {means}"] * bool(seen)
     if calibrated:
-        said.append(f"when it was calibrated, {calibrated[0]}: predicted times are less certain")
-    return [f"busy machine: {'; '.join(said)}"] * bool(said)
+        clauses.append(f"when it was calibrated, {calibrated[0]}: predicted times are less certain")
+    return [f"busy machine: {'; '.join(clauses)}"] * bool(clauses)
 
 
 def probe(seconds: float = PROBE) -> str:
-    """What is seen of others within so many seconds; the same small sum is timed in them again and again."""
+    """Observe other processes for `seconds`, while timing the same small sum repeatedly. Return the signs of a busy
+    machine."""
     watch, taken = Watch(), list[float]()
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
@@ -159,8 +160,7 @@ def probe(seconds: float = PROBE) -> str:
 
 @cache
 def watched() -> Watch:
-    """For a benchmark: at its end, a line on standard error if the machine was busy, once a process, whoever asks
-    again."""
+    """Start the watch of a benchmark, once a process: at exit, a line on standard error if the machine was busy."""
     watch = Watch()
 
     def last() -> None:
@@ -172,7 +172,7 @@ def watched() -> Watch:
 
 
 class Pace:
-    """How fast the machine is: seconds of a product, timed at every `sample` as the calls of a calibration are."""
+    """The pace of the machine: seconds of a product, timed at every `sample` as the calls of a calibration are."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -185,25 +185,25 @@ class Pace:
         self.taken: list[float] = []
 
     def sample(self, seconds: float = PACE_SECONDS / 4) -> None:
-        """The product again and again within so many seconds, once at least."""
+        """Time the product repeatedly for `seconds`, at least once."""
         self.taken += timed(self.call, seconds, 1, sys.maxsize)
 
     @property
     def seconds(self) -> float:
-        """The lower quartile of all samples, as of a calibration's calls."""
+        """The lower quartile of all samples, as for a calibration's calls."""
         return sorted(self.taken)[len(self.taken) // 4]
 
 
 @cache
 def pace_now() -> float:
-    """Seconds that say how fast this machine is now, looked for once a process."""
-    found = Pace()
-    found.sample(PACE_SECONDS)
-    return found.seconds
+    """Measure the present pace of this machine in seconds, once a process."""
+    pace = Pace()
+    pace.sample(PACE_SECONDS)
+    return pace.seconds
 
 
 def drift(then: float) -> float:
-    """What prices that were measured at some pace are to be multiplied by now; 1 where the difference says nothing, or
-    nobody knows that pace."""
+    """Return the factor that brings prices measured at pace `then` to the present pace; 1 where the difference is not
+    significant, or where `then` is 0 (unknown)."""
     factor = pace_now() / then if then else 1.0
     return factor if max(factor, 1 / factor) > STEADY else 1.0

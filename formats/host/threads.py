@@ -1,4 +1,4 @@
-"""How many threads kernels use, and how BLAS is kept from using others beside them."""
+"""The number of threads that kernels use, and contexts that keep BLAS from using others beside them."""
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -13,52 +13,56 @@ T = TypeVar("T")
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # the first that is a number counts
-ALWAYS_ALLOWED = 64                                          # threads that anybody may ask for
+ALWAYS_ALLOWED = 64                                          # threads that any setting may request
 
 
 def command_line_environment() -> dict[str, str]:
-    """What a command line should put into the environment before numpy is imported; a library must not."""
+    """Return the variables that a command line should set before numpy is imported; a library must not set them."""
     return {name: "1" for name in BLAS_VARIABLES} | {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 def asked(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """The variable that says how many threads there are to be, and how many; ("", 0) where none says a number."""
-    given = ((name, parse_count(environment.get(name, "").split(",")[0])) for name in COUNTS)
-    return next(((name, count) for name, count in given if count), ("", 0))
+    """Return the variable that requests a number of threads, and that number; ("", 0) where none holds a number."""
+    counts = ((name, parse_count(environment.get(name, "").split(",")[0])) for name in COUNTS)
+    return next(((name, count) for name, count in counts if count), ("", 0))
 
 
 def parse_count(text: str) -> int:
-    """The number of a text of digits; 0 for any other. Python refuses to read thousands of them, and a billion is as
-    good."""
+    """Parse a text of digits; 0 for any other text. Python refuses to parse thousands of digits, so a number of ten
+    digits or more becomes a billion."""
     if not text.isdecimal(): return 0
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) < 10 else 10 ** 9
 
 
 def most() -> int:
-    """Threads at most, whoever asks: each has a stack, and memory of its own in every arena."""
+    """Return the largest number of threads that a setting may request: each has a stack, and memory of its own in every
+    arena."""
     return max(ALWAYS_ALLOWED, 4 * (os.cpu_count() or 1))
 
 
 @cache
 def available() -> int:
-    """Threads that the user allows (see `asked`), up to `most`; otherwise processors that we may use, as far as a quota
-    of time goes: more threads than that would be stopped in the middle of what others wait for."""
+    """Return the number of threads that the user allows (see `asked`), up to `most`; otherwise the processors that we
+    may use, as far as a quota of time goes: more threads than that would be stopped in the middle of work that others
+    wait for."""
     return min(asked()[1], most()) or Host.here().usable
 
 
-FIXED: ContextVar[int] = ContextVar("workers", default=0)     # of a recording or a check, for its thread alone
-CHOSEN: dict[tuple[int, object], int] = {}                  # by thread and block of `limit`
+FIXED: ContextVar[int] = ContextVar("workers", default=0)     # set by a recording or a check, for its thread alone
+CHOSEN: dict[tuple[int, object], int] = {}                  # counts by thread and block of `limit`
 
 
 def threads() -> int:
-    """Threads that a kernel uses. Another thread may change it at any time: a launch reads it once and hands it on."""
+    """Return the number of threads that a kernel uses. Another thread may change it at any time: a launch reads it once
+    and hands it on."""
     return FIXED.get() or min(CHOSEN.values(), default=available())
 
 
 @contextmanager
 def limit(count: int) -> Generator[None]:
-    """Kernels that begin inside use at most so many threads, of all callers, and never more than are available."""
+    """Limit kernels of all callers that begin inside the block to `count` threads, and never more than are
+    available."""
     if count < 1: raise ValueError(f"threads: expected at least 1, got {count}")
     block = threading.get_ident(), object()
     try:                                                     # an interrupt may come right after the entry is made
@@ -69,19 +73,19 @@ def limit(count: int) -> Generator[None]:
 
 @contextmanager
 def on_threads(count: int) -> Generator[None]:
-    """Kernels that this thread begins inside use so many threads, whatever others limit."""
+    """Run kernels that this thread begins inside the block on `count` threads, whatever others limit."""
     before = FIXED.set(min(count, available()))
     try: yield
     finally: FIXED.reset(before)
 
 
 def numbers_of_threads() -> tuple[int, ...]:
-    """Each number of threads that a program may use."""
+    """Return every number of threads that a program may use."""
     return tuple(range(1, available() + 1))
 
 
 class SingleBlas:
-    """A re-entrant context: while anyone is inside, every BLAS library runs on one thread (two microseconds)."""
+    """A re-entrant context: while any thread is inside, every BLAS library runs on one thread (two microseconds)."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -101,22 +105,22 @@ class SingleBlas:
             if not self.inside: self.restore()
 
     def restore(self) -> None:
-        """Every library's own number of threads."""
+        """Restore every library's own number of threads."""
         for put, count in self.settings: put(count)
 
     def forked(self) -> None:
-        """In a forked process: the lock is free, and threads that it has not are no longer inside."""
+        """Reset after a fork: the lock is free, and threads that the new process lacks are no longer inside."""
         self.lock, before = threading.Lock(), self.inside
-        self.inside = [each for each in before if each == threading.get_ident()]
+        self.inside = [thread for thread in before if thread == threading.get_ident()]
         if before and not self.inside: self.restore()
 
 
 @cache
 def libraries() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
-    """(get, set) of the thread count of every BLAS library that is loaded by the time of the first use."""
+    """Return (get, set) of the thread count of every BLAS library that is loaded by the time of the first use."""
     from threadpoolctl import ThreadpoolController
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    return tuple((library.get_num_threads, library.set_num_threads) for library in found)
+    controllers = ThreadpoolController().select(user_api="blas").lib_controllers
+    return tuple((library.get_num_threads, library.set_num_threads) for library in controllers)
 
 
 SINGLE_BLAS = SingleBlas()
@@ -129,14 +133,15 @@ def single_blas() -> Generator[None]:
 
 
 def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
-    """What these calls return, so many at a time, each on one thread of BLAS; of what they raise the first."""
+    """Run these calls, `most` at a time, each on one thread of BLAS, and return their results. Raises the first of
+    their errors."""
     from concurrent.futures import ThreadPoolExecutor
     with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
-        return [each.result() for each in [pool.submit(call) for call in calls]]
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def forked() -> None:
-    """A forked process has none of the other threads, so nothing that they chose."""
+    """Forget the limits of threads that a forked process does not have."""
     for block in [*CHOSEN]:
         if block[0] != threading.get_ident(): del CHOSEN[block]
     SINGLE_BLAS.forked()

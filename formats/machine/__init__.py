@@ -1,1 +1,2 @@
-"""The machine: its processor, threads and noise; what kernels take on it, measured, and on others by data sheets."""
+"""The machine: its processor, threads and noise; measured times of kernels on it, and times on other machines by data
+sheets."""

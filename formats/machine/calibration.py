@@ -1,6 +1,6 @@
-"""The calibration: every kernel on shapes, rows and densities spread evenly over what is usual, in rounds, so that a
-busy moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no
-coefficient negative; then what it leaves out, learned from all cases and judged on each by the others
+"""The calibration: every kernel on shapes, rows and densities spread evenly over the usual range, in rounds, so that a
+busy moment spoils one round and not one kernel. Then the closed form with the least sum of relative errors and no
+coefficient negative; then a correction of its residuals, learned from all cases and judged on each by the others
 (formats/machine/predictor.py)."""
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,18 +25,18 @@ from formats.machine.prices import EPILOGUE, NARROW_SUFFIX, Catalogue, staged
 from formats.machine.running import Case, Measurements, allocate_both, cold_cache_seconds, inside, settle_timings
 
 Making = Callable[[], Epilogue | None]
-MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
-LAYOUT = 0.5                                             # of a format's matrices, more for each layout beyond the first
-DURATION_POWER = 0.2                                        # power of its time that a case weighs
-CASE_SECONDS = 0.003                                        # of one case in one round, or three calls if that is longer
-ROUNDS, RUNS = 3, (3, 25)                                # of all cases; of one of them in a round, at least and at most
+MIN_SECONDS = 5e-12                                         # least seconds a number, whatever the noise is
+LAYOUT = 0.5                                             # share of additional matrices for each layout beyond the first
+DURATION_POWER = 0.2                                        # the weight of a case is its time to this power
+CASE_SECONDS = 0.003                                        # seconds of one case in one round, at least three calls
+ROUNDS, RUNS = 3, (3, 25)                                # rounds of all cases; least and most runs of a case in a round
 # steps that fill a cube evenly
 EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most
+    """The extent of a calibration: matrices of each format, rows of each, the longest side and the most rows, the most
     arithmetic of a call, seconds for making the matrices of one format and for all measuring."""
     matrices: int = 14
     rows: int = 4
@@ -49,12 +49,13 @@ class Effort:
 
 QUICK, FULL = Effort(), Effort(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 INSIDE, INSIDE_FULL = Effort(16, 4, 4096, 400, 4e8, 0.2, 3.0), Effort(40, 4, 4096, 512, 8e8, 1.2, 12.0)
-MORE = 2.0                                          # seconds for what a calibration lacks, and for as many formats more
-RIDDEN = {"packed": "", "int8": NARROW_SUFFIX}               # what epilogues are timed behind
+MORE = 2.0                                          # seconds for kernels that it lacks, and for every 4 formats
+RIDDEN = {"packed": "", "int8": NARROW_SUFFIX}               # formats of the products that epilogues are timed behind
 
 
 class Numbers:
-    """Random float32 arrays that share their memory, as only shapes matter to time: so many to read, and to write."""
+    """Random float32 arrays that share their memory, as only shapes matter to time: `count` numbers to read, and as
+    many to write."""
 
     def __init__(self, count: int = 1 << 22) -> None:
         self.rng, self.count = np.random.default_rng(0), count
@@ -62,7 +63,7 @@ class Numbers:
         self.inputs[:], self.outputs[:], self.read = self.rng.standard_normal(count, np.float32), 0, 0
 
     def some(self, *shape: int) -> np.ndarray:
-        """To read; `read` is how many they are."""
+        """Return an array to read; `read` is the count of its numbers."""
         self.read = int(np.prod(shape))
         return self.inputs[:self.read].reshape(shape)
 
@@ -72,15 +73,15 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where kernels without a weight are timed: at these widths, with so many rows; on batches of sentences of these
-    lengths, with so many heads of so many columns."""
+    """The cases of kernels without a weight: these widths, with these numbers of rows; batches of sentences of these
+    lengths, with these (heads, columns of a head)."""
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     batches: tuple[tuple[int, ...], ...]
     heads: tuple[tuple[int, int], ...] = ((12, 32), (6, 64), (3, 128))
 
     def passes(self, numbers: Numbers) -> Iterator[tuple[dict[str, float], np.ndarray, np.ndarray]]:
-        """Sizes, rows to read, and rows to write."""
+        """Yield sizes, rows to read, and rows to write."""
         for p in self.widths:
             for T in self.rows: yield {"T": T, "p": p}, numbers.some(T, p), numbers.room(T, p)
 
@@ -90,14 +91,14 @@ REPLAYED = Grid((384, 768, 1536), (16, 1, 48, 200), ((16,), (48,), (128,), (60, 
 
 
 def spread_evenly(i: int, axis: int, least: float, most: float) -> float:
-    """Term i of a sequence that fills the interval evenly in octaves, and with the other axes fills the cube evenly
-    (Kronecker's; Roberts 2018)."""
+    """Return term i of a sequence that fills the interval evenly in octaves, and with the other axes fills the cube
+    evenly (Kronecker's; Roberts 2018)."""
     return float(least * (most / least) ** ((0.5 + (i + 1) * EVEN[axis]) % 1))
 
 
 def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
-    """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads
-    the sizes of columns, so what keeps the highest numbers keeps more in some."""
+    """Yield matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew
+    spreads the sizes of columns, so pruning by the highest numbers keeps more in some columns."""
     form, end = FORMATS[name], time.perf_counter() + plan.making
     count = round(plan.matrices * (1 + LAYOUT * (len(form.layouts(512, 512)) - 1)))
     for i in range(start, start + count):
@@ -114,8 +115,8 @@ def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: fl
 
 
 def example(form: type[Format], W: np.ndarray, options: dict[str, int | float]) -> Format:
-    """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from
-    its factors."""
+    """Make a matrix in this format, with the sizes that these options give. A format of factors is made from slices of
+    W, without a decomposition."""
     if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
     rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)
     remainder = [FORMATS["csr"].fit(W, density=options["density"])] if "density" in options else []
@@ -124,7 +125,7 @@ def example(form: type[Format], W: np.ndarray, options: dict[str, int | float]) 
 
 
 def products(names: Iterable[str], plan: Effort, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Case]:
-    """x @ W in these formats, each matrix with one row and with others, fewer where the matrix is large."""
+    """Yield x @ W in these formats, each matrix with one row and with others, fewer where the matrix is large."""
     for name in names:
         for i, packed in enumerate(matrices(name, plan, numbers, start, skew)):
             sizes = {str(size): float(value) for size, value in packed.sizes.items()}
@@ -136,7 +137,7 @@ def products(names: Iterable[str], plan: Effort, numbers: Numbers, start: int = 
 
 
 def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
-    """The products of dense, by numpy."""
+    """Yield the products of dense, by numpy."""
     for i, packed in enumerate(matrices("dense", plan, numbers)):
         n, p = packed.shape
         w = packed.unpack()
@@ -146,25 +147,26 @@ def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
 
 
 def rows_of(i: int, count: int, most: int, few: int = 1) -> list[int]:
-    """One row, others up to `most`, every other one a multiple of 16, and a few where these take a way of their own."""
-    found = {1, 1 + i % few, few - i % few}
+    """Choose numbers of rows: one, others up to `most`, every other one a multiple of 16, and a few up to `few`, for
+    which a product may use a different code path."""
+    rows = {1, 1 + i % few, few - i % few}
     for k in range(count - 1):
         T = spread_evenly(i * (count - 1) + k, 3, 2, max(most, 2))
-        found.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
-    return sorted(T for T in found if T <= max(most, 1))
+        rows.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
+    return sorted(T for T in rows if T <= max(most, 1))
 
 
 def others(catalogue: Catalogue, grid: Grid, numbers: Numbers, names: Iterable[str]) -> Iterator[Case]:
-    """The cases that these prices declare."""
+    """Yield the cases that these prices declare."""
     for name in names:
         for sizes, call in catalogue[name].cases(grid, numbers): yield name, sizes, call
 
 
 def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., None] = lambda *_: None,
              most: float = 10.0, watch: Watch | None = None, firsts: list[float] | None = None) -> Measurements:
-    """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
-    more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what
-    the first of a turn took more, as others ran before it."""
+    """Time each case: the lower quartile of all its runs, as disturbances only ever add time. After the first round, no
+    call begins later than `most` seconds. All runs are handed to the watch. `firsts` receives, for kernels without a
+    weight, the additional seconds of the first call of a turn, as others ran before it."""
     runs: list[list[float]] = [[] for _ in cases]
     end, steps = time.perf_counter() + most, ROUNDS * len(cases)
     for done in range(steps):
@@ -186,8 +188,8 @@ def measured(catalogue: Catalogue, cases: list[Case], progress: Callable[..., No
 
 
 def find_doubtful(catalogue: Catalogue, rows: Measurements) -> list[int]:
-    """The numbers of measurements that the others of their kernel, of weights alike in memory or in the caches, do not
-    allow (formats/machine/predictor.py), the farthest of each first."""
+    """Find the measurements that disagree with the others of their kernel, separately for weights from memory and from
+    the caches (formats/machine/predictor.py). Return their indices, the farthest of each kernel first."""
     by_kernel: dict[str, list[int]] = {}
     for i, (kernel, _, _) in enumerate(rows):
         if kernel in catalogue: by_kernel.setdefault(kernel, []).append(i)
@@ -203,7 +205,8 @@ def find_doubtful(catalogue: Catalogue, rows: Measurements) -> list[int]:
 
 
 def fused(numbers: Numbers, form: str) -> dict[str, float]:
-    """Seconds a number that each stage adds behind a product in this format that is short and has many outputs."""
+    """Measure the seconds a number that each stage adds behind a product in this format that is short and has many
+    outputs."""
     n, p, T = 32, 768, 256
     weight, x, out = FORMATS[form].approximate(numbers.fresh(n, p)), numbers.some(T, n), numbers.room(T, p)
     rows = numbers.some(T, p)
@@ -217,7 +220,7 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
 
 
 def riding(numbers: Numbers, form: str) -> Iterator[Case]:
-    """Short products with many outputs, alone and with each stage."""
+    """Yield short products with many outputs, alone and with each stage."""
     for T, p in ((32, 1536), (64, 768), (128, 384), (128, 1536), (200, 768)):
         weight, x, out = FORMATS[form].approximate(numbers.fresh(32, p)), numbers.some(T, 32), numbers.room(T, p)
         rows = numbers.some(T, p)
@@ -229,16 +232,16 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
 
 
 def slopes(rows: Measurements, form: str) -> dict[str, float]:
-    """Seconds a number that each stage adds, of all numbers of these products."""
+    """Return the seconds a number that each stage adds, over all numbers of these products."""
     total = {name: sum(taken for kernel, _, taken in rows if kernel == f"{form} {name}") for name in ("", *EPILOGUE)}
     count = sum(sizes["T"] * sizes["p"] for kernel, sizes, _ in rows if kernel == f"{form} ")
     return {name: max((total[name] - total[""]) / count, MIN_SECONDS) for name in EPILOGUE}
 
 
 def fit(catalogue: Catalogue, kernel: str, rows: Measurements, far: bool = False) -> list[float]:
-    """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
-    that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are
-    known, and there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
+    """Fit coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times
+    so that a disturbed measurement counts for little. Long calls weigh more: they determine the rates, and there are
+    few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
     taken = np.array([row[2] for row in rows])
     values = np.array([(*catalogue.evaluate_features(kernel, sizes),
@@ -246,35 +249,36 @@ def fit(catalogue: Catalogue, kernel: str, rows: Measurements, far: bool = False
     relative, long = values / taken[:, None], (taken / taken.min()) ** DURATION_POWER
     scale, weight = relative.max(0), long
     for _ in range(6):
-        found = nnls(relative / scale * weight[:, None], weight)[0] / scale
-        weight = long / np.sqrt(np.maximum(abs(relative @ found - 1), 0.02))
-    return [float(a) for a in found]
+        coefficients = nnls(relative / scale * weight[:, None], weight)[0] / scale
+        weight = long / np.sqrt(np.maximum(abs(relative @ coefficients - 1), 0.02))
+    return [float(a) for a in coefficients]
 
 
 def fit_closed(catalogue: Catalogue, measurements: dict[str, Measurements]) -> Rates:
-    """The closed forms of what was measured, by kernel."""
+    """Fit the closed forms of these measurements, by kernel."""
     products = {kernel: rows for kernel, rows in measurements.items() if catalogue[kernel].product}
     one, few, more = ({kernel: fit(catalogue, kernel, some, far=True) for kernel, rows in products.items()
                        if (some := [row for row in rows if way_of(catalogue, row) == way])} for way in range(3))
     others = {kernel: fit(catalogue, kernel, rows) for kernel, rows in measurements.items() if kernel not in products}
-    return Rates(others | {kernel: each[:-1] for kernel, each in more.items()},
-                 one_row={kernel: each[:-1] for kernel, each in one.items()}, few=few,
+    return Rates(others | {kernel: coefficients[:-1] for kernel, coefficients in more.items()},
+                 one_row={kernel: coefficients[:-1] for kernel, coefficients in one.items()}, few=few,
                  far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products}, catalogue=catalogue)
 
 
 def way_of(catalogue: Catalogue, row: tuple[str, dict[str, float], float]) -> int:
-    """Which way a product takes: 0 of one row, 1 of few, 2 of more."""
+    """Classify the code path of a product: 0 for one row, 1 for few, 2 for more."""
     kernel, sizes, _ = row
     return 0 if sizes["T"] == 1 else 1 if sizes["T"] <= catalogue[kernel].few else 2
 
 
 def residuals(rates: Rates, rows: Measurements) -> list[float]:
-    """The logarithms of what was measured over the closed form."""
+    """Return the logarithms of measured seconds over the closed form."""
     return [log(taken / rates.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
 
 
 def fit_rates(catalogue: Catalogue, rows: Measurements) -> Rates:
-    """Closed forms, and what they leave out where weights come from memory, as they do in most models."""
+    """Fit closed forms, and corrections of their residuals where weights come from memory, as they do in most
+    models."""
     by_kernel: dict[str, Measurements] = {}
     for row in rows: by_kernel.setdefault(row[0], []).append(row)
     plain, corrections = fit_closed(catalogue, by_kernel), {}
@@ -283,15 +287,15 @@ def fit_rates(catalogue: Catalogue, rows: Measurements) -> Rates:
         corrections[kernel] = fit_correction([locate_call(price, sizes) for _, sizes, _ in far], residuals(plain, far),
                                              bool(price.product))
     return replace(plain, corrections=corrections,
-                   interval={kernel: each.alone for kernel, each in corrections.items()})
+                   interval={kernel: correction.alone for kernel, correction in corrections.items()})
 
 
 def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: None, whole: bool = False,
               full: bool = False, blas: bool = False) -> Machine:
-    """Begins to measure what a catalogue declares: what is never recorded, so always called from Python; all else is
-    measured when somebody first asks for it. Or measures it whole, in 24 seconds at most, or full, with what searches
-    seldom ask for, in a minute and a half. With `blas` also float32 products by numpy, which nothing but
-    `formats.storage.select` asks for. What is taken on a busy machine is marked so."""
+    """Begin to measure the kernels of a catalogue: those that are never recorded, so always called from Python; all
+    others are measured on first use. With `whole` measure them all, in 24 seconds at most; with `full` also those that
+    searches seldom use, in a minute and a half. With `blas` also float32 products by numpy, which only
+    `formats.storage.select` uses. Rates measured on a busy machine are marked so."""
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     whole = whole or full or not clock()
     names = [name for name in catalogue.common if whole or not catalogue[name].recorded]
@@ -301,7 +305,7 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
     if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     firsts, pace = list[float](), Pace()
     pace.sample()
-    # of what is never recorded Python is the most, and calls differ on a quiet machine, too
+    # kernels that are never recorded spend most time in Python, and vary on a quiet machine, too
     rates = by_calls(catalogue, names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
     pace.sample()
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
@@ -315,8 +319,8 @@ def calibrate(catalogue: Catalogue, progress: Callable[..., None] = lambda *_: N
 
 
 def pace_of(measured: Iterable[Rates], sampled: Pace) -> float:
-    """The pace of rates: what they say of its product, which was timed among all else, or, where they do not know it,
-    what was sampled."""
+    """Return the pace of rates: their prediction for the product of `Pace`, which was timed among all other cases, or,
+    where they do not have it, the samples."""
     for rates in measured:
         if PACE_KERNEL in rates.coefficients: return rates.seconds(PACE_KERNEL, **PACE_SIZES)
     return sampled.seconds
@@ -325,7 +329,7 @@ def pace_of(measured: Iterable[Rates], sampled: Pace) -> float:
 def by_calls(catalogue: Catalogue, names: Collection[str], plan: Effort, numbers: Numbers,
              progress: Callable[..., None], seconds: float, watch: Watch | None = None,
              firsts: list[float] | None = None, blas: bool = False) -> Rates:
-    """The rates of calls from Python, of these kernels, and of stages behind products where they are among them."""
+    """Measure the rates of these kernels called from Python, and of stages behind products if they are among them."""
     cases = [*products(formats_of(catalogue, names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
              *others(catalogue, GRID, numbers, names)]
     rates = fit_rates(catalogue, measured(catalogue, cases, progress, seconds, watch, firsts))
@@ -334,28 +338,28 @@ def by_calls(catalogue: Catalogue, names: Collection[str], plan: Effort, numbers
 
 
 def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, list[float]]:
-    """Coefficients of stages that ride along with products that round and with others: never dearer than as a pass of
+    """Return coefficients of stages that ride along with products, rounding ones and others: at most those of a pass of
     their own."""
     return {f"{name}{suffix}": [min(slope, max(rates.coefficients[f"pointwise.{name}"][0], MIN_SECONDS))]
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
 
 def formats_of(catalogue: Catalogue, names: Iterable[str]) -> list[str]:
-    """The formats whose products these prices are."""
+    """Return the formats whose products these prices are."""
     return [catalogue[name].product for name in names if catalogue[name].product]
 
 
 def in_runs(catalogue: Catalogue, way: str, progress: Callable[..., None], plan: Effort,
             names: Collection[str]) -> Rates:
-    """The rates of those of these kernels that are recorded, inside runs of this way, and of stages behind products
-    where they are among them."""
+    """Measure the rates of the recorded ones of these kernels inside runs of this kind, and the rates of stages behind
+    products if they are among these kernels."""
     numbers, rides = Numbers(1 << 20), any(catalogue[name].rides for name in names)
     cases, reads = list[Case](), list[int]()
     for case in chain(others(catalogue, REPLAYED, numbers, [name for name in names if catalogue[name].recorded]),
                       products(formats_of(catalogue, names), plan, numbers),
                       *(riding(numbers, form) for form in RIDDEN if rides)):
-        for each in from_memory_and_caches(catalogue, case):
-            cases.append(each)
+        for variant in from_memory_and_caches(catalogue, case):
+            cases.append(variant)
             reads.append(numbers.read)
     workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
 
@@ -371,7 +375,7 @@ def in_runs(catalogue: Catalogue, way: str, progress: Callable[..., None], plan:
 
 
 def from_memory_and_caches(catalogue: Catalogue, case: Case) -> list[Case]:
-    """A product once with its weight in memory, and once more with it in the caches; anything else as it is."""
+    """Return a product twice, with its weight in memory and with it in the caches; any other case as it is."""
     kernel, sizes, call = case
     name = catalogue[kernel].product if kernel in catalogue else ""
     return [(kernel, sizes | {FAR: far}, call) for far in (weigh_format(name, sizes)[0], 0.0)] if name else [case]
@@ -379,8 +383,8 @@ def from_memory_and_caches(catalogue: Catalogue, case: Case) -> list[Case]:
 
 def calibrate_more(catalogue: Catalogue, names: Collection[str], way: str = FROM_PYTHON,
                    progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """The rates of these kernels in one way, in a few seconds: of what nobody asked for when a calibration was
-    taken."""
+    """Measure the rates of these kernels in one way of running, in a few seconds: kernels that an earlier calibration
+    left out."""
     watch, pace, ways = Watch(), Pace(), dict[str, Rates]()
     pace.sample()
     if way != FROM_PYTHON:

@@ -1,14 +1,15 @@
-"""What a collective takes on nested links: supersteps, a level each (Valiant 1990, Communications of the ACM 33;
-nested: Li and Hains 2012, SGL, Procedia Computer Science 9). Each takes its bytes over the bandwidth, and its messages
-times the latency; the two are kept apart.
+"""The time of a collective on nested links: supersteps, a level each (Valiant 1990, Communications of the ACM 33;
+nested: Li and Hains 2012, SGL, Procedia Computer Science 9). A superstep takes its bytes over the bandwidth, and its
+messages times the latency; the two terms are returned separately.
 
-Ranks of one unit go round a ring, which sends the fewest bytes (Patarasuk and Yuan 2009, Journal of Parallel and
-Distributed Computing 69). Over several levels values are scattered inside before they cross, so that every device of a
-unit sends its own share outward: a flat ring over all ranks would send the whole value over the slowest link.
+Ranks of one unit form a ring, which sends the fewest bytes (Patarasuk and Yuan 2009, Journal of Parallel and
+Distributed Computing 69). Over several levels values are scattered inside a unit before they leave it, so that every
+device of a unit sends its own share outward: a flat ring over all ranks would send the full value over the slowest
+link.
 
-The payload is the bytes of the whole value that one rank has where it is whole: what all_gather ends with, what
-reduce_scatter starts from, what all_reduce and broadcast leave on every rank, what one rank holds for all others in
-all_to_all, what send hands to the neighbour. It may be an expression of symbols; then so is what comes out."""
+The payload is the bytes of the full (unsharded) value on one rank: the output of all_gather, the input of
+reduce_scatter, the value that all_reduce and broadcast leave on every rank, the data of one rank for all others in
+all_to_all, the message of send to the neighbour. It may be an expression of symbols; then so is the result."""
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -23,36 +24,36 @@ Quantity: TypeAlias = "float | sympy.Expr"                  # a number, or an ex
 
 
 class LevelPlace(NamedTuple):
-    """A level as a group meets it: how many units of the level before take part, the ranks inside each of them, and
-    how many such groups there are outside."""
+    """A group at one level: the units of the level before that take part, the ranks inside each of them, and the number
+    of such groups outside."""
     units: Quantity
     inside: int = 1
     outside: int = 1
 
 
 class Collective(NamedTuple):
-    """Bytes that one rank sends at a level, of a payload, and in how many messages, one after another."""
+    """Bytes of a payload that one rank sends at a level, and the number of its messages, one after another."""
     sent: Callable[[Quantity, LevelPlace], Quantity]
     messages: Callable[[LevelPlace], Quantity]
 
 
 def count_scattered(payload: Quantity, place: LevelPlace) -> Quantity:
-    """All shares but one, of what is left when each rank inside has its own."""
+    """Return the bytes of all shares but one, where each rank inside has its own part of the payload."""
     return payload * (place.units - 1) / (place.inside * place.units)
 
 
 def count_exchanged(payload: Quantity, place: LevelPlace) -> Quantity:
-    """One share for each rank in the other units of this level."""
+    """Return the bytes of one share for each rank in the other units of this level."""
     return payload * (place.units - 1) / (place.units * place.outside)
 
 
 def count_passed_on(payload: Quantity, place: LevelPlace) -> Quantity:
-    """The whole, once round."""
+    """Return the bytes of the full value, sent once round the ring; 0 in a single unit."""
     return 0 * payload if place.units == 1 else payload
 
 
 def crosses(place: LevelPlace) -> bool:
-    """Whether this is the outermost level where a group has neighbours, which the slowest of them cross."""
+    """True if this is the outermost level where a group has neighbours; the slowest sends use its link."""
     return place.units != 1 and place.outside == 1
 
 
@@ -70,14 +71,14 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 
 class CollectiveTime(NamedTuple):
-    """Seconds by level, the nearest first: of bytes, and of messages that wait for each other."""
+    """Seconds by level, the nearest first: transfer of bytes, and latency of messages that wait for each other."""
     levels: tuple[str, ...]
     transfer: tuple[Quantity, ...]
     latency: tuple[Quantity, ...]
 
     @property
     def seconds(self) -> Quantity:
-        """All of it: supersteps follow each other."""
+        """The sum over all levels: supersteps follow each other."""
         return sum(self.transfer) + sum(self.latency)
 
     def __str__(self) -> str:
@@ -86,7 +87,7 @@ class CollectiveTime(NamedTuple):
 
 
 def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
-    """Bytes that one rank of n sends, all of them on one level.
+    """Return the bytes that one rank of n sends, where all ranks are on one level.
 
         >>> wire_bytes("all_reduce", 800, 8), wire_bytes("all_gather", 800, 8), wire_bytes("send", 800, 8)
         (1400.0, 700.0, 800)"""
@@ -96,7 +97,7 @@ def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
 
 
 def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quantity, ...]:
-    """Bytes that one rank sends at each level, the nearest first, in a group of so many ranks by level.
+    """Return the bytes that one rank sends at each level, the nearest first; `group` is the ranks by level.
 
         >>> level_bytes("all_reduce", 800, (8, 2))
         (1400.0, 100.0)"""
@@ -105,8 +106,9 @@ def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quant
 
 
 def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: Sequence[Link]) -> CollectiveTime:
-    """What a collective takes in a group of so many ranks by level (`levels_of`), at the full rates of the links, in a
-    mesh of those among the group: no switch that adds numbers on the way, no other traffic, and nothing beside it."""
+    """Return the time of a collective in a group with these ranks by level (`levels_of`), at the full rates of the
+    links, in a mesh of the links among the group: without in-network reduction, other traffic or overlap with
+    computation."""
     check_group(group, links)
     collective = find_collective(op)
     return CollectiveTime(
@@ -117,18 +119,18 @@ def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: 
 
 
 def list_places(group: Sequence[int]) -> list[LevelPlace]:
-    """Each level of a group, with what lies inside and outside of it."""
+    """List each level of a group, with its ranks inside and its groups outside."""
     return [LevelPlace(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
 
 
 def find_collective(op: str) -> Collective:
-    """A collective by name; InputError names those there are."""
+    """Return a collective by name; InputError lists the known names."""
     if op not in COLLECTIVES: raise InputError(f"no collective {op!r}; there are {', '.join(COLLECTIVES)}")
     return COLLECTIVES[op]
 
 
 def check_payload(op: str, payload: Quantity) -> Quantity:
-    """The payload; InputError for a negative number of bytes."""
+    """Return the payload; InputError for a negative number of bytes."""
     if isinstance(payload, int | float) and not payload >= 0:
         raise InputError(f"{op} of {payload} bytes: a payload is a number of at least 0, or an expression")
     return payload

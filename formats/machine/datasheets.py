@@ -1,8 +1,8 @@
-"""Machines that nobody here has measured, from their data sheets (formats/machine/datasheets.json): a call takes at
-least what its slowest unit needs (the roofline: Williams et al. 2009, Communications of the ACM 52, eq. 1), and a
-product pays for whole tiles.
+"""Machines that are not at hand, from their data sheets (formats/machine/datasheets.json): a call takes at least the
+time of its slowest unit (the roofline: Williams et al. 2009, Communications of the ACM 52, eq. 1), and a product pays
+for full tiles.
 
-What comes out is a lower bound, never a measurement: where a machine is at hand, calibrate it
+The result is a lower bound, never a measurement: where a machine is at hand, calibrate it
 (formats/machine/model.py)."""
 import json
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue, Price, Ti
 from formats.storage.format import Format
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-# what holds a number of another type
+# the next wider type, which holds every number of a type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
-LARGEST_NUMBER = 1e24                                       # of a number of a data sheet: no machine has as much
+LARGEST_NUMBER = 1e24                                       # the largest number of a data sheet: beyond any machine
 FILE = Path(__file__).with_suffix(".json")
 CLUSTERS = FILE.with_name("clusters.json")
 
@@ -34,11 +34,11 @@ CLUSTERS = FILE.with_name("clusters.json")
 class Datasheet:
     """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
     inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
-    first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
-    state; `links` what several devices reach each other by, the nearest level first; `host` what a device reaches the
-    memory of its host by. `cores` that have a matrix unit each. `watts` of a device under load and `hourly` dollars of
-    one, None where nobody stated them, `costs` their source. `processors`: how many times as much as one
-    all devices get done at once, where they are processes of one machine. `catalogue` declares the kernels."""
+    first. `activations` is the number type of values that are no weights; `launch`: seconds of a call, which data
+    sheets do not state; `links`: the links between devices, the nearest level first; `host`: the link of a device to
+    the memory of its host. `cores`: the number of cores with a matrix unit each. `watts` of a device under load and
+    `hourly` dollars of one, None where they are unknown, `costs` their source. `processors`: the throughput of all
+    devices over that of one, where they are processes of one machine. `catalogue` declares the kernels."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -80,54 +80,54 @@ class Datasheet:
                 raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """The least seconds that one call can take; ValueError as of a calibrated machine."""
+        """Return the least seconds that one call can take; ValueError as for a calibrated machine."""
         parts = self.roofline(kernel, **sizes)
         return max(parts.values()) + (0.0 if self.catalogue[kernel].rides else self.launch)
 
     def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
-        """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
+        """Return the seconds of the matrix unit, of the vector unit and of memory, which work at the same time."""
         rate, unit, tile = self.dense(kernel)
         matrix, vector, numbers, stored = (sizes.get(TIMES, 1) * part for part in self.count_work(kernel, tile, sizes))
         size = numbers * BYTES[self.activations] + stored
-        found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
+        seconds = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
                  "memory": size / self.bandwidth(size)}
-        found[unit] += matrix / rate
-        return found
+        seconds[unit] += matrix / rate
+        return seconds
 
     def count_work(self, kernel: str, tile: Tile, sizes: Mapping[str, float]) -> tuple[float, ...]:
-        """A kernel's work at these sizes; ValueError names a size that is missing."""
+        """Count a kernel's work at these sizes; ValueError names a size that is missing."""
         names, function = compiled(self.catalogue[kernel], tile, self.sparse)
         if missing := [name for name in names if name not in sizes]:
             raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
         return tuple(map(float, function(*(sizes[name] for name in names))))
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
-        """A lower bound, and no upper one."""
+        """Return a lower bound, and infinity as the upper one."""
         return self.seconds(kernel, **sizes), inf
 
     def dense(self, kernel: str) -> tuple[float, str, Tile]:
-        """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one
-        that the matrix unit has; on the vector unit, which has no tiles, where there is none."""
+        """Return operations a second, unit and tile of a kernel's dense products: for its number type, or the next
+        wider one that the matrix unit has; if there is none, for the vector unit, which has no tiles."""
         return self.product_rate(number_type(self.catalogue[kernel].product, self.activations))
 
     def product_rate(self, own: str) -> tuple[float, str, Tile]:
-        """The rate, unit and tile of dense products of a number type."""
+        """Return the rate, unit and tile of dense products of a number type."""
         number = own
         while number not in self.matrix and number in WIDER: number = WIDER[number]
         return (self.matrix[number], "matrix",
                 self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
 
     def vector_rate(self, kind: str) -> float:
-        """Operations a second of the vector unit in this type or the next wider one that it has."""
+        """Return the operations a second of the vector unit in this type or the next wider one that it has."""
         while kind not in self.vector: kind = WIDER[kind]
         return self.vector[kind]
 
     def bandwidth(self, size: float) -> float:
-        """Bytes a second from the nearest level that holds so many; beyond all of them, of the last."""
+        """Return the bytes a second of the nearest level that holds `size` bytes; beyond all of them, of the last."""
         return next((rate for _, room, rate in self.memory if size <= room), self.memory[-1][2])
 
     def expression(self, kernel: str) -> sympy.Expr:
-        """`seconds` from the last level of memory, as an expression in the sizes."""
+        """Return `seconds` from the last level of memory, as an expression in the sizes."""
         rate, unit, tile = self.dense(kernel)
         matrix, vector, numbers, stored = work(self.catalogue[kernel], tile, self.sparse)
         on_vector = vector / self.vector_rate(self.activations)
@@ -140,7 +140,7 @@ NUMBER_FIELDS = "launch", "cores", "processors", "watts", "hourly"
 
 
 def check_types(sheet: object) -> None:
-    """Raises TypeError for a data sheet in JSON whose fields are of other types than these."""
+    """Raise TypeError for a data sheet in JSON whose fields have other types than these."""
     if not isinstance(sheet, dict): raise TypeError(f"{sheet!r:.40} is no object of fields")
     for name in ("source", "costs", "activations"):
         if not isinstance(sheet.get(name, ""), str): raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
@@ -159,55 +159,55 @@ def check_types(sheet: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raises TypeError for what is no number, or beyond those that a machine may have."""
+    """Raise TypeError for a value that is no number, or beyond LARGEST_NUMBER."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} {value!r:.40}: no number")
     if not value < LARGEST_NUMBER: raise TypeError(f"{name} {value!r:.40}: give a number below {LARGEST_NUMBER:g}")
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
-    """The machines of a table, by name. Raises InputError for what is no JSON, and ValueError, which names the entry
-    that is wrong."""
-    found = {}
+    """Read the machines of a table, by name. Raise InputError for a file that is no JSON, and ValueError, which names
+    the faulty entry."""
+    machines = {}
     table = read_json(file)
     if not isinstance(table, dict): raise InputError(f"{file}: {table!r:.40} is no object: give {{NAME: data sheet}}")
-    for name, given in table.items():
+    for name, fields in table.items():
         try:
-            check_types(given)
-            given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
-            given["links"] = read_links(given.get("links", ()))
-            if given.get("host") is not None: given["host"] = read_host(*given["host"])
-            found[name] = Datasheet(name=name,
-                                    **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None,
+            check_types(fields)
+            fields["tile"], fields["memory"] = tuple(fields["tile"]), tuple(map(tuple, fields["memory"]))
+            fields["links"] = read_links(fields.get("links", ()))
+            if fields.get("host") is not None: fields["host"] = read_host(*fields["host"])
+            machines[name] = Datasheet(name=name,
+                                    **fields | {"sparse": tuple(fields["sparse"]) if fields.get("sparse") else None,
                                                "catalogue": FORMAT_CATALOGUE})
         except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
             raise ValueError(f"{file}: {name}: {error}") from None
-    return found
+    return machines
 
 
 @cache
 def load_bundled() -> dict[str, Datasheet]:
-    """The machines that come along."""
+    """Read the machines that are part of this package."""
     return datasheets()
 
 
 @cache
 def load_clusters() -> dict[str, Datasheet]:
-    """Machines beside each other as they were built somewhere, by name, each as the data sheet of one of its devices
-    with links or memory of its own."""
-    found: dict[str, Datasheet] = {}
-    for name, said in json.loads(CLUSTERS.read_text("utf-8")).items():
-        sheet = load_bundled()[said["machine"]]
-        links = said.get("links")
-        found[name] = replace(sheet, name=name, source=f"{said['source']}; {said['topology']}; {sheet.source}",
+    """Read machines connected as they were built somewhere, by name, each as the data sheet of one of its devices with
+    links or memory of its own."""
+    clusters: dict[str, Datasheet] = {}
+    for name, fields in json.loads(CLUSTERS.read_text("utf-8")).items():
+        sheet = load_bundled()[fields["machine"]]
+        links = fields.get("links")
+        clusters[name] = replace(sheet, name=name, source=f"{fields['source']}; {fields['topology']}; {sheet.source}",
                               links=read_links(links) if links else sheet.links,
-                              memory=tuple(map(tuple, said.get("memory", sheet.memory))))
-    return found
+                              memory=tuple(map(tuple, fields.get("memory", sheet.memory))))
+    return clusters
 
 
 def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
-    """A machine or a cluster by name, in any case of letters, for the kernels of a catalogue. Raises InputError, which
-    names those there are."""
+    """Return a machine or a cluster by name, in any case of letters, for the kernels of a catalogue. Raise InputError,
+    which lists the known names."""
     every = load_bundled() | load_clusters()
     for known_name, machine in every.items():
         if known_name.lower() == name.lower(): return replace(machine, catalogue=catalogue)
@@ -216,28 +216,28 @@ def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
 
 
 def number_type(form: str, activations: str) -> str:
-    """The number type that a format's product runs in; of what is no format, that of activations."""
-    own = FORMATS[form].unit if form else ""
-    return activations if own in ("", "float32") else own
+    """Return the number type that a format's product runs in; without a format, that of activations."""
+    unit = FORMATS[form].unit if form else ""
+    return activations if unit in ("", "float32") else unit
 
 
-# ---- what a kernel does
+# ---- the work of a kernel
 
 @lru_cache(1024)
 def work(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> Work:
-    """Operations on the matrix unit in whole tiles, on the vector unit, activations moved, stored bytes."""
-    found = product_work(FORMATS[price.product], tile, sparse) if price.product else price.work(tile)
-    return Work(*map(sympy.sympify, found))
+    """Return operations on the matrix unit in full tiles, on the vector unit, activations moved, stored bytes."""
+    parts = product_work(FORMATS[price.product], tile, sparse) if price.product else price.work(tile)
+    return Work(*map(sympy.sympify, parts))
 
 
 def pad_to_tiles(rows: Term, inputs: Term, outputs: Term, tile: Tile) -> sympy.Expr:
-    """rows inputs outputs, each rounded up to whole tiles."""
+    """Return rows inputs outputs, each rounded up to full tiles."""
     return sympy.Mul(*(up(size, side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
 
 
 def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
-    """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a
-    pattern."""
+    """Return the work of a format's product: numbers with an index of their own go to the vector unit, unless the
+    matrix unit can skip by such a pattern."""
     arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
     rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
     scattered = sympy.expand(form.flops).coeff(nnz) * nnz
@@ -255,14 +255,14 @@ def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None)
 
 
 def skipped(form: type[Format], sparse: tuple[int, int] | None) -> sympy.Expr:
-    """1 for the N:M patterns that the matrix unit skips by, else 0."""
+    """Return 1 for the N:M patterns that the matrix unit skips by, else 0."""
     pattern = form.named.get("n"), form.named.get("m")
     if sparse is None or None in pattern: return sympy.Integer(0)
     return sympy.Piecewise((1, sympy.And(*map(sympy.Eq, pattern, sparse))), (0, True))
 
 
 def indexed(form: type[Format], arrays: list[Array]) -> bool:
-    """Whether every number has an index of its own."""
+    """True if every number has an index of its own."""
     indices = [array.count for array in form.fields.values() if array not in arrays]
     return any(sympy.expand(count - array.count) == 0 for count in indices for array in arrays)
 
@@ -270,7 +270,7 @@ def indexed(form: type[Format], arrays: list[Array]) -> bool:
 @lru_cache(1024)
 def compiled(price: Price, tile: Tile,
              sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
-    """The names of the sizes of a kernel's work, and a function of them."""
+    """Return the names of the sizes of a kernel's work, and a function of them."""
     expressions = tuple(map(sympy.sympify, work(price, tile, sparse)))
-    symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
+    symbols = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")

@@ -1,4 +1,4 @@
-"""Where a call lies among others: its rows, sizes and bytes."""
+"""The position of a call in feature space: its rows, sizes and bytes."""
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from math import ceil, log2
@@ -11,40 +11,42 @@ from formats.host.host import caches
 from formats.machine.prices import Price
 
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
-FAR = "far"                                                 # among sizes: bytes of the weight that come from memory
+FAR = "far"                                                 # a key of sizes: bytes of the weight that come from memory
 
 
 @cache
 def readings(name: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, float]], tuple[str, ...]]:
-    """The names of a format's sizes, (bytes, flops a row) as a function of them, and the sizes of its structure (tile,
-    group, rank), which are not counts."""
+    """Return the names of a format's sizes, (bytes, flops a row) as a function of them, and the sizes of its structure
+    (tile, group, rank), which are not counts."""
     form = FORMATS[name]
-    found = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
-    symbols = sorted(found | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
+    axes = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
+    symbols = sorted(axes | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
     structure = tuple(str(symbol) for symbol in symbols if symbol.is_positive and symbol not in (n, p))
     function = sympy.lambdify(symbols, (form.bytes, sympy.cancel(form.flops / T)), "math")
     return tuple(map(str, symbols)), function, structure
 
 
 def weigh_format(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
-    """Bytes of W in a format, and numbers that a row of x is multiplied with, at least 1 of each."""
+    """Return bytes of W in a format, and the number of multiplications for a row of x, at least 1 of each."""
     names, function, _ = readings(name)
-    size, flops = function(*(sizes[each] for each in names))
+    size, flops = function(*(sizes[symbol] for symbol in names))
     return max(float(size), 1.0), max(float(flops) / 2, 1.0)
 
 
 def locate_call(price: Price, sizes: Mapping[str, float]) -> list[float]:
-    """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
-    if not (name := price.product): return [log2(max(sizes[each], 1)) for each in price.compiled[0]]
+    """Return the position of a call in feature space: octaves of its rows and sizes; for a product also of its bytes a
+    number of W."""
+    if not (name := price.product): return [log2(max(sizes[symbol], 1)) for symbol in price.compiled[0]]
     share = weigh_format(name, sizes)[0] / (sizes["n"] * sizes["p"])
     return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
-            *(log2(max(sizes[each], 1)) for each in readings(name)[2])]
+            *(log2(max(sizes[symbol], 1)) for symbol in readings(name)[2])]
 
 
 def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
-    """The sizes of a call that all workers share; of a product those of the part that the busiest has, times the
-    workers: rows, or where there are few, columns, are handed out by portions, which do not always come out even."""
-    from formats.kernels.matmul.linear import split_work  # with what launches, which not all need that ask for prices
+    """Return the sizes of a call shared by all workers. For a product these are the part of the busiest worker, times
+    the workers: rows, or where there are few, columns, are handed out by portions, which do not always divide
+    evenly."""
+    from formats.kernels.matmul.linear import split_work  # imports the launch code, which few users of prices need
     if workers == 1 or not (name := price.product): return dict(sizes)
     T, p = max(ceil(sizes["T"]), 1), int(sizes["p"])
     rows, columns = split_work(T, p, workers, FORMATS[name].portion)
@@ -53,8 +55,9 @@ def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, fl
 
 
 def count_uncached(price: Price, sizes: Mapping[str, float]) -> float:
-    """Bytes of a product's weight that come from memory: as `FAR` among the sizes says, of a run; else what the second
-    cache does not keep from call to call, nearly none of a small weight, nearly all of a large one."""
+    """Return the bytes of a product's weight that come from memory: `FAR` if it is among the sizes, as inside a run;
+    otherwise the bytes that the second cache does not keep from call to call: nearly none of a small weight, nearly all
+    of a large one."""
     if FAR in sizes: return sizes[FAR]
     size = weigh_format(price.product, sizes)[0]
     return size * size / (size + second_cache())
@@ -62,11 +65,11 @@ def count_uncached(price: Price, sizes: Mapping[str, float]) -> float:
 
 @cache
 def second_cache() -> int:
-    """Bytes of one core's second cache, or of the only one."""
+    """Return the bytes of one core's second cache, or of the only one."""
     return caches()[:2][-1]
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value that so large a share of all does not exceed."""
+    """Return the value that this share of all values does not exceed."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

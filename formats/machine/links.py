@@ -1,7 +1,7 @@
-"""Links between devices: nested levels, the nearest first. A unit of a level, such as a node, is so many devices that
-reach each other by its link; a unit of the next level is several of these units.
+"""Links between devices: nested levels, the nearest first. A unit of a level, such as a node, is a number of devices
+connected by its link; a unit of the next level is several of these units.
 
-A group of ranks is described by how many of them meet at each level: (8, 2) are 8 in each of 2 nodes."""
+A group of ranks is described by its ranks at each level: (8, 2) means 8 in each of 2 nodes."""
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, starmap
@@ -12,9 +12,9 @@ from formats.core.errors import InputError
 
 
 class Link(NamedTuple):
-    """One level: devices of a unit, inf where nothing bounds them; bytes a second that each device sends, which it
-    receives at the same time; seconds from the start of a message to its arrival, without its bytes. `meshed`: a
-    device has a link to each other of its unit and no switch, so a group uses only those among its own."""
+    """One level: devices of a unit, inf where the number is unlimited; bytes a second that each device sends while it
+    receives as many; seconds from the start of a message to its arrival, without its bytes. `meshed`: a device has a
+    link to each other device of its unit and no switch, so a group uses only the links among its own devices."""
     name: str
     devices: float
     bandwidth: float
@@ -22,31 +22,32 @@ class Link(NamedTuple):
     meshed: bool = False
 
     def rate_to(self, others: Any) -> Any:
-        """Bytes a second that a device sends to so many others of its unit, at least one: in a mesh over the links to
-        these alone. A number, or whatever `others` is."""
+        """Return the bytes a second that a device sends to `others` devices of its unit, at least one: in a mesh over
+        the links to these alone. A number, or an expression as `others` is."""
         return self.bandwidth * (others / (self.devices - 1)) if self.meshed else self.bandwidth
 
 
 def read_links(rows: Iterable[tuple[str, float | None, float, float]]) -> tuple[Link, ...]:
-    """Levels of a data sheet, [name, devices, bandwidth, latency] each, and true behind them where it is a mesh;
-    TypeError where a row has other fields."""
+    """Read levels of a data sheet, [name, devices, bandwidth, latency] each, with a final true for a mesh. TypeError
+    where a row has other fields."""
     return tuple(starmap(read_link, rows))
 
 
 def read_link(name: str, devices: float | None, bandwidth: float, latency: float, meshed: bool = False) -> Link:
-    """One level; JSON has no infinity, so null is as many devices as one likes. TypeError for a mesh of these."""
+    """Read one level; JSON has no infinity, so null means an unlimited number of devices. TypeError for a mesh of
+    these."""
     if not isinstance(meshed, bool): raise TypeError(f"link {name!r}: a mesh is true or false; given was {meshed!r}")
     if meshed and devices is None: raise TypeError(f"link {name!r}: a mesh is of so many devices; given were none")
     return Link(name, inf if devices is None else devices, bandwidth, latency, meshed)
 
 
 def read_host(name: str, bandwidth: float, latency: float) -> Link:
-    """What one device reaches the memory of its host by."""
+    """Read the link of one device to the memory of its host."""
     return Link(name, 1, bandwidth, latency)
 
 
 def check_links(machine: str, links: Sequence[Link]) -> None:
-    """ValueError names the machine and the first level that is wrong."""
+    """Raise ValueError, which names the machine and the first faulty level."""
     for link in links:
         check_rates(machine, link)
         if not 1 < link.devices: raise ValueError(f"{machine}: link {link.name!r}: at least two devices; given were "
@@ -62,18 +63,18 @@ def check_links(machine: str, links: Sequence[Link]) -> None:
 
 
 def check_rates(machine: str, link: Link) -> None:
-    """ValueError names the machine and the link whose rates are none."""
+    """Raise ValueError, which names the machine and the link, unless its rates are positive and finite."""
     if not (0 < link.bandwidth < inf and 0 < link.latency < inf):
         raise ValueError(f"{machine}: link {link.name!r}: positive bytes a second and seconds; given were "
                          f"{link.bandwidth}, {link.latency}")
 
 
 def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> tuple[int, ...]:
-    """How many ranks of a group meet at each level, where n ranks are a stride of devices apart; their product is n.
+    """Return the ranks of a group at each level, where n ranks are a stride of devices apart; their product is n.
 
     Axes of a mesh are placed in order, the innermost nearest, so the stride of an axis is the product of the sizes of
-    those before it. `mesh`: the devices that are used, where it is known: what lies in one unit straddles none.
-    InputError where groups would lie over units unevenly.
+    those before it. `mesh`: the number of devices in use, where it is known: a mesh inside one unit straddles none.
+    InputError where groups would be spread over units unevenly.
 
         >>> node = [Link("node", 8, 3e11, 1e-6), Link("network", inf, 25e9, 3e-6)]
         >>> levels_of(1, 8, node), levels_of(8, 4, node), levels_of(1, 16, node), levels_of(4, 4, node)
@@ -101,8 +102,8 @@ def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> 
 
 
 def levels_among(devices: Sequence[int], links: Sequence[Link]) -> tuple[int, ...]:
-    """How many ranks of a group meet at each level, where they are these devices; their product is how many they are.
-    InputError where they lie over units unevenly.
+    """Return the ranks of a group on these devices at each level; their product is the number of devices.
+    InputError where they are spread over units unevenly.
 
         >>> node = [Link("node", 4, 3e11, 1e-6), Link("network", inf, 25e9, 3e-6)]
         >>> levels_among([0, 2, 4, 6], node), levels_among([0, 4, 8], node)
@@ -123,7 +124,7 @@ def levels_among(devices: Sequence[int], links: Sequence[Link]) -> tuple[int, ..
 
 
 def check_group(group: Sequence[int], links: Sequence[Link]) -> None:
-    """InputError for a group that has no place on these links."""
+    """Raise InputError for a group that does not fit on these links."""
     if len(group) != len(links) or any(ranks < 1 for ranks in group):
         raise InputError(f"a group of {tuple(group)} ranks by level on {len(links)} links: one number of at least 1 "
                          "for each, as levels_of(stride, n, links) gives them")
@@ -134,5 +135,5 @@ def check_group(group: Sequence[int], links: Sequence[Link]) -> None:
 
 
 def fits_whole(part: float, whole: float) -> bool:
-    """Whether whole units of this part make up the whole; what is unbounded any part divides."""
+    """True if `whole` is a multiple of `part`; an unlimited `whole` is a multiple of any part."""
     return whole == inf or whole % part == 0

@@ -1,5 +1,5 @@
-"""This machine's prices, kept in the cache: read from there, or measured and kept. A calibration begins with little;
-what a search then asks for and nobody measured is measured on demand, each part kept in a file of its own."""
+"""This machine's prices in the cache: read from there, or measured and stored. A calibration begins with few kernels;
+others are measured when a search first uses them, each part stored in a file of its own."""
 import os
 from collections.abc import Callable, Collection
 from functools import cache, partial
@@ -17,27 +17,27 @@ T = TypeVar("T")
 
 
 def local_machine(catalogue: Catalogue, progress: Progress = lambda *_: None) -> Machine:
-    """This machine's model for the kernels of a catalogue: read from the cache, else begun and kept there. What cannot
-    be read, belongs to another machine, or could be somebody else's, is measured again, and that is said; so is what
-    cannot be kept. What was measured while the machine was busy is measured again by the first process that finds it
-    quiet; until then it is used, with its mark (`marks`)."""
+    """Return this machine's model for the kernels of a catalogue: read from the cache, else begun and stored there. A
+    model that cannot be read, belongs to another machine, or could have been written by others, is measured again, and
+    that is reported; so is a model that cannot be stored. A model that was measured while the machine was busy is
+    measured again by the first process that finds it quiet; until then it is used, with its mark (`marks`)."""
     return load_or_measure(machine_file(), catalogue, partial(calibrate, catalogue), progress)
 
 
 def learn(unknown: UnknownPrice, progress: Progress = lambda *_: None) -> None:
-    """Measure what a machine does not know, with all that every search meets or alone, or read it from the cache, and
-    add it to the machine. Raises the error again where the machine is not the one at hand."""
+    """Measure a price that a machine lacks, together with all common prices or alone, or read it from the cache, and
+    add it to the machine. Raise the error again where the machine is not the one at hand."""
     machine, kernel, way, catalogue = unknown.machine, unknown.kernel, unknown.way, unknown.machine.catalogue
-    own = machine.rates(way).coefficients
+    known = machine.rates(way).coefficients
     names = [name for name in (catalogue.common if catalogue[kernel].common else [kernel])
-             if name not in own and (way == FROM_PYTHON or catalogue[name].recorded)]
+             if name not in known and (way == FROM_PYTHON or catalogue[name].recorded)]
     if kernel not in names or machine.identity != identity(): raise unknown
     measure = partial(calibrate_more, catalogue, names, way)
     machine.add(names, way, load_or_measure(part_file([way, *names]), catalogue, measure, progress, names, way))
 
 
 def learning(ask: Callable[[], T], progress: Progress = lambda *_: None) -> T:
-    """What is asked of machines, after what they lack for it was measured, each kernel once."""
+    """Return the result of `ask`, after the prices that it lacks were measured, each kernel once."""
     learned = set[tuple[str, str]]()
     while True:
         try: return ask()
@@ -48,21 +48,20 @@ def learning(ask: Callable[[], T], progress: Progress = lambda *_: None) -> T:
 
 
 def part_file(names: Collection[str]) -> Path:
-    """Where the rates of kernels are kept that were measured after the machine's model."""
+    """Return the file for the rates of kernels that were measured after the machine's model."""
     return machine_file().with_suffix(f".{digested(' '.join(sorted(names)))}.json")
 
 
 @cache
 def find_others() -> str:
-    """What is seen of others now: looked for once a process, by the first prices that ask."""
+    """Return the signs of a busy machine now: observed once a process, when a price is first read."""
     return probe()
 
 
 def load_or_measure(file: Path, catalogue: Catalogue, measure: Callable[..., Machine], progress: Progress,
                     wanted: Collection[str] = (), way: str = FROM_PYTHON) -> Machine:
-    """The machine in a file, with rates of these kernels in this way, at the pace that it has now; or else measured and
-    kept there. A machine without rates is not kept: it was begun for kernels that are all measured when they are first
-    asked for."""
+    """Load the machine in a file, with rates of these kernels in this way of running, at its present pace; or else
+    measure and store it. A machine without rates is not stored: its kernels are all measured on first use."""
     if os.path.lexists(file):
         try: machine = Machine.load(file, catalogue, wanted, way)
         except NotThisMachine as error: say(f"measured again: {error}")

@@ -1,5 +1,5 @@
-"""What this machine does at most, measured: arithmetic by number type, bandwidth by level of memory, what a call
-costs."""
+"""The measured peaks of this machine: arithmetic by number type, bandwidth by level of memory, the overhead of a
+call."""
 import json
 import os
 import time
@@ -19,15 +19,15 @@ from formats.disk.holdings import try_put
 from formats.host.host import caches, cpu, uncached
 from formats.host.threads import limit, threads
 
-SIDE, PRODUCT_ROWS = 512, 256                             # of the products that find these rates: a millisecond or less
-MEASURED_SECONDS = 0.02                                      # of one measurement
+SIDE, PRODUCT_ROWS = 512, 256                             # sizes of the products that are timed: a millisecond or less
+MEASURED_SECONDS = 0.02                                      # seconds of one measurement
 Progress = Callable[..., None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Something a second, on one thread and on all."""
+    """A number of operations or bytes a second, on one thread and on all."""
     one: float
     all: float
 
@@ -43,11 +43,11 @@ class Peaks:
     overheads: dict[str, float]
 
     def save(self, file: Path) -> bool:
-        """As JSON, kept whole or not at all; whether it could be, which is said where it could not."""
+        """Write JSON, completely or not at all. Return whether it could be written; a failure is reported."""
         return try_put(file, json.dumps(asdict(self), indent=1).encode(), "peaks")
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """What, unit, on one thread, on all: the rows of a table."""
+        """Yield the rows of a table: quantity, unit, on one thread, on all."""
         for kind, rate in self.rates.items(): yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
         for level, size, rate in self.bandwidth:
             yield f"{level} ({format_bytes(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
@@ -55,7 +55,7 @@ class Peaks:
 
 
 def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
-    """All of them, in ten seconds or so; progress(done, of)."""
+    """Measure all peaks, in ten seconds or so; progress(done, of)."""
     present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
     kinds, levels = [*present], [*memory_levels()]
     steps = len(kinds) + len(levels) + 2
@@ -69,12 +69,13 @@ def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
 
 
 def units() -> list[str]:
-    """The number types that some format's product computes in; of formats that share one the fastest counts."""
+    """Return the number types that the product of some format computes in; among formats with one type the fastest
+    counts."""
     return [*dict.fromkeys(form.unit for form in FORMATS.values() if form.unit)]
 
 
 def best(call: Callable[[], object], seconds: float = MEASURED_SECONDS) -> float:
-    """The least seconds of a call within some time: peaks are what is possible."""
+    """Return the least seconds of a call within a time limit: a peak is the best possible rate."""
     call()
     taken: list[float] = []
     end = time.perf_counter() + seconds
@@ -86,12 +87,12 @@ def best(call: Callable[[], object], seconds: float = MEASURED_SECONDS) -> float
 
 
 def time_parallel(calls: Sequence[Callable[[], object]]) -> float:
-    """The least seconds in which all calls are done, each on a thread of its own."""
+    """Return the least seconds in which all calls are done, each on a thread of its own."""
     with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
 
 
 def vector_rate() -> Rate:
-    """float32 operations a second where no memory is touched: a multiplication and an addition are two."""
+    """Measure float32 operations a second without memory access: a multiplication and an addition are two."""
     from formats.machine.rates import CHAINS, multiply_adds
     count = 1 << 19
     ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
@@ -101,7 +102,7 @@ def vector_rate() -> Rate:
 
 
 def product_rate(names: list[str]) -> Rate:
-    """Operations a second of the fastest of these formats, in a product whose weight fits the caches."""
+    """Measure operations a second of the fastest of these formats, in a product whose weight fits the caches."""
     rng = np.random.default_rng(0)
     x, out = (room((PRODUCT_ROWS, SIDE), np.dtype(np.float32)) for _ in range(2))
     x[...], W = rng.standard_normal(x.shape), rng.standard_normal((SIDE, SIDE), np.float32) / 32
@@ -112,20 +113,21 @@ def product_rate(names: list[str]) -> Rate:
 
 
 def memory_levels() -> Iterator[tuple[str, int]]:
-    """(level, bytes to read) for every cache of data, half of it, and memory, if there is room for so much."""
+    """Yield (level, bytes to read) for every data cache, half of its size, and for memory, if there is room for that
+    much."""
     sizes = caches()
     for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
     yield "memory", min(uncached(), max(sizes[-1], free_memory() // 4))
 
 
 def free_memory() -> int:
-    """Bytes that are free, as far as the system says."""
+    """Return the bytes that are free, as far as the system reports them."""
     try: return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError): return 4 << 30
 
 
 def bandwidth(size: int) -> Rate:
-    """Bytes a second that are read in turn from so many; on all threads each reads a part of its own."""
+    """Measure bytes a second read in order from `size` bytes; on all threads each reads a part of its own."""
     one = filled(size)
     taken = best(partial(sweep, *one)), best(partial(sweep, *one))
     workers = threads()
@@ -135,7 +137,7 @@ def bandwidth(size: int) -> Rate:
 
 
 def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """An array of so many bytes that is really there, and room for a sum."""
+    """Allocate and fill an array of `size` bytes, and room for a sum."""
     from formats.machine.rates import CHAINS
     array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
     array[...] = 1
@@ -143,19 +145,19 @@ def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sweep(array: np.ndarray, end: np.ndarray) -> None:
-    """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
+    """Read the array once; a small one repeatedly, so that the call itself is negligible."""
     from formats.machine.rates import read_all
     read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
 
 
 def traffic(array: np.ndarray) -> int:
-    """Bytes that `sweep` reads."""
+    """Return the bytes that `sweep` reads."""
     size = int(array.nbytes)
     return size * max(1, (1 << 26) // size)
 
 
 def overheads() -> dict[str, float]:
-    """Seconds that a product of almost nothing takes on one thread, and what waking the others adds."""
+    """Measure the seconds of a minimal product on one thread, and the additional seconds of waking the others."""
     x, out = (room((64, 16), np.dtype(np.float32)) for _ in range(2))
     x[...] = 1
     weight = FORMATS["dense"].pack(np.ones((16, 16), np.float32))
@@ -171,7 +173,7 @@ def overheads() -> dict[str, float]:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes in the largest binary unit that keeps them above one."""
+    """Format bytes in the largest binary unit that keeps them above one."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift: return f"{size / (1 << shift):.3g} {unit}"
     return f"{size} B"

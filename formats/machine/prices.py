@@ -1,6 +1,6 @@
-"""What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are
-read; and the catalogue of all of them, which is handed to calibrations and to machines. Products and what rides along
-with them stand here; the catalogue that has the kernels of programs, too, is opmatrix/runtime/pricing.py's."""
+"""Prices of machines: one declaration a name, which fits, the calibration's cases, data sheets and tables read; and the
+catalogue of all of them, which is handed to calibrations and to machines. Products and the stages that ride along with
+them are declared here; the catalogue with the kernels of programs, too, is in opmatrix/runtime/pricing.py."""
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 S2, h, d, g = map(size, ("S2", "h", "d", "g"))              # scores of one head; heads, and columns of one; key heads
 Timed = tuple[dict[str, float], Callable[[], object]]          # the sizes of a call, and the call
-StartupCase = Callable[[int], Callable[[], object]]            # for so many sentences, a run of almost nothing
+StartupCase = Callable[[int], Callable[[], object]]            # makes a minimal run for a number of sentences
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
-TIMES = "times"                                             # among sizes: how many such calls are made as one
-NARROW_SUFFIX = ".narrow"                       # behind a product that rounds what it multiplies: no more exact than it
+TIMES = "times"                                             # a key of sizes: the number of calls made as one
+NARROW_SUFFIX = ".narrow"                       # stages behind a product that rounds x, and is as inexact
 
 
 class Work(NamedTuple):
-    """Operations of the matrix unit, in whole tiles, and of the vector unit; numbers of activations moved; bytes of
+    """Operations of the matrix unit, in full tiles, and of the vector unit; numbers of activations moved; bytes of
     weights."""
     matrix: Term = 0
     vector: Term = 0
@@ -36,18 +36,18 @@ class Work(NamedTuple):
 
 
 def untimed(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """No cases: a product or a stage is timed in another way."""
+    """Return no cases: a product or a stage is timed in another way."""
     return iter(())
 
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """`features`: what the seconds of a call grow with, expressions in named sizes, or a function that gives them. Each
+    """`features`: the terms of the seconds of a call, expressions in named sizes, or a function that returns them. Each
     gets a coefficient by calibration, and so does the call itself, unless it `rides` along with another. `work` is that
     of one call on a matrix unit of these tiles; `cases` are the calls that a calibration times; `recorded`: they may be
-    recorded, as they are inside a run. `product`: the format that it multiplies by, whose prices of one row and of
-    weights beyond the caches are apart. `common`: it is measured with all that every search meets, and not alone when
-    somebody first asks."""
+    recorded, as they are inside a run. `product`: the format that it multiplies by, whose prices for one row and for
+    weights beyond the caches are separate. `common`: it is measured with all prices that every search uses, and not
+    alone on first use."""
     features: tuple[Term, ...] | Callable[[], tuple[Term, ...]]
     work: Callable[[Tile], Work] = lambda tile: Work()
     cases: Callable[["Grid", "Numbers"], Iterator[Timed]] = untimed
@@ -58,12 +58,12 @@ class Price:
 
     @property
     def few(self) -> int:
-        """Rows up to which a product takes another way than for more: one, at least."""
+        """The largest number of rows with the code path for few rows: one, at least."""
         return FORMATS[self.product].few if self.product else 1
 
     @cached_property
     def terms(self) -> "tuple[sympy.Expr, ...]":
-        """The features as expressions, 1 for the call among them."""
+        """The features as expressions, with 1 for the call."""
         from sympy import sympify
         declared = self.features() if callable(self.features) else self.features
         return tuple(map(sympify, declared if self.rides else (*declared, 1)))
@@ -78,8 +78,8 @@ class Price:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What is measured and priced: `prices` by name, and `startup_cases`, which begin as every run does, so that what
-    a run takes beside its kernels is known. A value: who declares more makes another one."""
+    """The kernels that are measured and priced: `prices` by name, and `startup_cases`, which begin as every run does,
+    so that the time of a run beside its kernels is known. It is immutable: to declare more, make another one."""
     prices: Mapping[str, Price]
     startup_cases: tuple[StartupCase, ...] = ()
     optional: Mapping[str, Price] = field(default_factory=dict)
@@ -87,23 +87,23 @@ class Catalogue:
     def __contains__(self, kernel: str) -> bool: return kernel in self.prices or kernel in self.optional
 
     def __getitem__(self, kernel: str) -> Price:
-        """The declaration of a price; ValueError names those there are."""
+        """Return the declaration of a price; ValueError lists the known names."""
         if kernel in self.prices: return self.prices[kernel]
         if kernel in self.optional: return self.optional[kernel]
         raise ValueError(f"no kernel {kernel!r} has a price; there are {', '.join(self.prices)}")
 
     @cached_property
     def common(self) -> list[str]:
-        """The names of what is measured together, as every search meets it."""
-        return [name for name, each in self.prices.items() if each.common]
+        """The names of kernels that are measured together, as every search uses them."""
+        return [name for name, price in self.prices.items() if price.common]
 
     @cached_property
     def lazy(self) -> list[str]:
-        """The names of what is measured alone, when somebody first asks what it takes."""
-        return [name for name, each in self.prices.items() if not each.common]
+        """The names of kernels that are measured alone, on first use."""
+        return [name for name, price in self.prices.items() if not price.common]
 
     def evaluate_features(self, kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
-        """The features of a kernel at these sizes; ValueError names a size that is missing."""
+        """Evaluate the features of a kernel at these sizes; ValueError names a size that is missing."""
         names, function = self[kernel].compiled
         if missing := [name for name in names if name not in sizes]:
             raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
@@ -111,7 +111,7 @@ class Catalogue:
 
 
 def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
-    """An epilogue of this stage alone, for rows like these."""
+    """Make an epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
     arrays = {PER_COLUMN: row, PER_ROW: x}
     return Epilogue(**{name: arrays[kind] if isinstance(kind, str) else kind.usual
@@ -119,38 +119,38 @@ def staged(stage: type[Stage], x: np.ndarray) -> Epilogue:
 
 
 def stage_cases(stage: type[Stage], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
+    """Yield calls of a stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
     from formats import kernels
     def call(x: np.ndarray, out: np.ndarray) -> object: return kernels.pointwise(x, out, staged(stage, x))
     for sizes, x, out in grid.passes(numbers): yield sizes, partial(call, x, out)
 
 
-EPILOGUE = {stage.price: stage for stage in STAGES}         # by price; of two stages of one price the later is timed
+EPILOGUE = {stage.price: stage for stage in STAGES}         # by price; of two stages with one price the later
 
 
 def riding(stage: type[Stage]) -> Price:
-    """A stage behind a product."""
+    """Make the price of a stage behind a product."""
     return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=stage.reads * T * p), rides=True)
 
 
 def passing(stage: type[Stage]) -> Price:
-    """A stage as a pass of its own."""
+    """Make the price of a stage as a pass of its own."""
     return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p),
                  partial(stage_cases, stage))
 
 
 def price_product(name: str, common: bool = True) -> Price:
-    """x @ W in a format: what it declares."""
+    """Make the price of x @ W in a format, with the features that it declares."""
     return Price(lambda: FORMATS[name].work, product=name, common=common)
 
 
 def price_formats(common: bool) -> dict[str, Price]:
-    """Prices of the products of formats that every search meets, or of those of the others."""
+    """Make the prices of the products of formats that every search uses, or of the other formats."""
     return {f"linear.{name}": price_product(name, common) for name, form in FORMATS.items()
             if (form.common and (form.proposed or form.plain)) == common}
 
 
-# what is priced where there are no programs: products, and stages behind them and alone; numpy's product if asked for
+# prices without programs: products, and stages behind them and alone; numpy's product only on request
 FORMAT_CATALOGUE = Catalogue({
     **price_formats(common=True),
     **{f"{name}{behind}": riding(stage) for behind in ("", NARROW_SUFFIX) for name, stage in EPILOGUE.items()},
@@ -159,5 +159,5 @@ FORMAT_CATALOGUE = Catalogue({
 
 
 def up(number: Term, side: int) -> Expression:
-    """A size rounded up to whole tiles."""
+    """Round a size up to full tiles."""
     return side * ceiling(number / side)

@@ -1,17 +1,17 @@
-"""Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
+"""Loops that run one operation as fast as the machine can: multiply and add in registers, read memory."""
 from collections.abc import Callable
 
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.native import Context, Intrinsic, Signature, Typing, Values, cgutils, intrinsic, ir, types
 from formats.kernels.simd.vectors import FLOAT, LANES, MANY_REGISTERS
 
-CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: no sum waits for the one before
+CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: a sum need not wait for the one before
 LONG_VECTOR = ir.VectorType(FLOAT, CHAINS)
 
 
 def looped(builder: ir.IRBuilder, count: ir.Value, value: ir.Value,
            step: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """value = step(index, value), count times; the vector stays in registers."""
+    """Emit value = step(index, value), `count` times; the vector stays in registers."""
     held = cgutils.alloca_once_value(builder, value)
     with cgutils.for_range(builder, count) as loop: builder.store(step(loop.index, builder.load(held)), held)
     return builder.load(held)
@@ -44,7 +44,7 @@ def added(typing: Typing, address: types.Type, count: types.Type, to: types.Type
 
 
 def store_result(builder: ir.IRBuilder, vector: ir.Value, address: ir.Value) -> None:
-    """Store a vector, so that nobody may leave the loop out."""
+    """Emit a store of a vector, so that the compiler cannot remove the loop."""
     builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 4
 
 
@@ -56,5 +56,5 @@ def multiply_adds(count: int, to: int) -> None:
 
 @Function.of(4, rare=True)
 def read_all(address: int, count: int, times: int, to: int) -> None:
-    """Reads 4 CHAINS count bytes, so many times."""
+    """Read 4 CHAINS count bytes, `times` times."""
     for _ in range(times): added(address, count, to)

@@ -1,7 +1,7 @@
-"""What kernels take inside a run: launches recorded one after another and replayed with a clock, as programs are
-(formats/kernels/engine/replay.py), so nothing of Python is in their times. As in a program, what a kernel reads was
-just written by another one, on whichever core; a weight comes from memory, as cases of one weight lie as far from one
-another as they can, and a second time from the caches."""
+"""The times of kernels inside a run: launches recorded one after another and replayed with a clock, as programs are
+(formats/kernels/engine/replay.py), so no Python is in their times. As in a program, the input of a kernel was just
+written by another one, on whichever core. A weight comes from memory, as cases of one weight are as far from one
+another as they can be; it is timed from the caches, too."""
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -15,23 +15,23 @@ from formats.host.host import uncached
 from formats.host.quiet import MIN_RUNS, SIGNS, width
 from formats.host.threads import threads
 
-AGREE = 0.1                                                 # of two timings that repeat, at most apart
-TURNS, MOST_DOUBTFUL = 4, 64                                # of timing again; cases of a turn
-SCRIPT_CASES = 128                                          # cases of a script: an interrupt waits for its end
+AGREE = 0.1                                                 # largest relative difference of two timings that agree
+TURNS, MOST_DOUBTFUL = 4, 64                                # turns of timing again; most cases of a turn
+SCRIPT_CASES = 128                                          # most cases of a script: an interrupt waits for its end
 LEAST_ROUNDS, MAX_ROUNDS = 3, 16
 COLD_RUNS = 15
 Launching = Callable[[], object]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
-Doubtful = Callable[[Measurements], list[int]]              # the numbers of measurements that others do not allow
+Doubtful = Callable[[Measurements], list[int]]              # indices of measurements that others contradict
 Buffer = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
 
 class Inside:
     """Cases recorded for one way of running them: `apart`, where every worker does all of them, or together. They read
-    and write `memory`, which each worker has a copy of. `writers`: what is called before each case and not timed, None
-    for nothing."""
+    and write `memory`, of which each worker has a copy. `writers`: for each case a call before it that is not timed, or
+    None."""
 
     def __init__(self, cases: Sequence[Case], memory: Buffer, apart: bool,
                  writers: Sequence[Launching | None] = ()) -> None:
@@ -52,15 +52,15 @@ class Inside:
         self.starts, self.ends = ends[of_cases], ends[np.add(of_cases, 1)]
 
     def run(self, fill: bool = True) -> Words:
-        """Nanoseconds of each case, once: the mean of the workers. Unless `fill`, what is read lies in the workers'
-        memory from the run before."""
+        """Return nanoseconds of each case, run once: the mean of the workers. Unless `fill`, the input is in the
+        workers' memory from the run before."""
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
         from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, nanoseconds, replay
         groups, script = self.workers if self.apart else 1, self.script
         stages = int(script.ends[-1])
-        given = address(self.given), fill * len(self.given)
-        table = np.array([(address(script.record), *given, script.home, 0)] * groups, GROUP)
+        inputs = address(self.given), fill * len(self.given)
+        table = np.array([(address(script.record), *inputs, script.home, 0)] * groups, GROUP)
         stamps = np.zeros((groups, stages + 1, 2), np.int64)
         with POOL.lock:
             reserved = *ARENA.reserve(script.size, groups), *ROOM.reserve(script.scratch, self.workers)
@@ -74,11 +74,11 @@ class Inside:
 def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
            progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = (),
            doubtful: Doubtful = lambda rows: []) -> Measurements:
-    """Seconds of each case (`typical`) over all rounds, of which there are three at least, times what whole scripts are
-    longer than the sums of their cases, as rounds are skewed: programs are judged by medians of whole runs, in which
-    some step always takes longer. Cases of one weight come in one script as rarely as they can; those that are one call
-    follow one another. `seconds`: after these no more rounds are begun; while rounds are disturbed, after twice as
-    many. `reads`: numbers of the memory that each case reads, and another kernel writes before. Cases that are
+    """Return seconds of each case (`typical`) over all rounds, three at least. They are scaled by the ratio of the time
+    of full scripts to the sum of their cases, as rounds are skewed: programs are judged by medians of full runs, in
+    which some step always takes longer. Cases of one weight come in one script as rarely as possible; cases with the
+    same call follow one another. No round begins after `seconds`, or after twice as many while rounds are disturbed.
+    `reads`: the count of numbers of the memory that each case reads, and another kernel writes before. Cases that are
     `doubtful` are timed again, with all of their script, as in another one weights would come from the caches."""
     from formats.kernels.engine.compiled import walk_compiled
     from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
@@ -87,9 +87,9 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
     parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
     writers = [write_anew(memory, count, int(sizes.get("T", 1)))
                for count, (_, sizes, _) in zip(reads or [0] * len(cases), cases, strict=True)]
-    made = [[0, *part] for part in parts]
+    primed = [[0, *part] for part in parts]
     scripts = walk_compiled(
-        lambda: [Inside([cases[i] for i in part], memory, apart, [writers[i] for i in part]) for part in made],
+        lambda: [Inside([cases[i] for i in part], memory, apart, [writers[i] for i in part]) for part in primed],
         replay, conduct, launch_items, worker_loop, end_workers, progress=lambda name, _: progress(f"compiled {name}"))
     rounds = Rounds([*zip(parts, scripts, strict=True)])
     end = time.perf_counter() + seconds
@@ -109,8 +109,8 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
 
 
 class Rounds:
-    """Seconds of cases, round by round, in scripts that are given with the numbers of their cases; of each round those
-    of whole scripts, too. A round before the first is not counted: it fills the memory."""
+    """Seconds of cases, round by round, in scripts that are given with the indices of their cases; for each round also
+    those of full scripts. A round before the first is not counted: it fills the memory."""
 
     def __init__(self, scripts: Sequence[tuple[Sequence[int], Inside]]) -> None:
         self.scripts = scripts
@@ -123,26 +123,26 @@ class Rounds:
         self.wholes: dict[int, list[float]] = {}
 
     def run(self, some: Iterable[int]) -> None:
-        """A round of these scripts."""
+        """Run a round of these scripts."""
         for at in some:
             part, script = self.scripts[at]
-            _, *every = 1e-9 * script.run(fill=False)       # the first finds caches that have forgotten what it needs
-            for i, each in zip(part, every, strict=True): self.taken.setdefault(i, []).append(float(each))
+            _, *every = 1e-9 * script.run(fill=False)       # the first case runs with cold caches
+            for i, seconds in zip(part, every, strict=True): self.taken.setdefault(i, []).append(float(seconds))
             self.wholes.setdefault(at, []).append(float(sum(every)))
 
     def middles(self) -> dict[int, float]:
-        """Seconds of each case."""
-        return {i: typical(each) for i, each in self.taken.items()}
+        """Return the typical seconds of each case."""
+        return {i: typical(seconds) for i, seconds in self.taken.items()}
 
     @property
     def disturbed(self) -> bool:
-        """Tell whether timings of most cases differ as they do on a busy machine."""
-        wide = [is_wide(each) for each in self.taken.values()]
+        """True if timings of most cases vary as on a busy machine."""
+        wide = [is_wide(seconds) for seconds in self.taken.values()]
         return 2 * sum(wide) > len(wide)
 
     @property
     def skew(self) -> float:
-        """The medians of whole scripts over the sums of their cases; 1 where rounds are disturbed, as a whole round is
+        """The medians of full scripts over the sums of their cases; 1 where rounds are disturbed, as a full round is
         never spared."""
         return 1.0 if self.disturbed else sum(map(median, self.wholes.values())) / sum(self.middles().values())
 
@@ -150,13 +150,14 @@ class Rounds:
 # ---- disturbances
 
 def is_wide(taken: Sequence[float]) -> bool:
-    """Tell whether repeated timings differ as they do on a busy machine (formats/host/quiet.py)."""
+    """True if repeated timings vary as on a busy machine (formats/host/quiet.py)."""
     return len(taken) >= MIN_RUNS and width(taken) > SIGNS["spread"].most
 
 
 def typical(taken: Sequence[float]) -> float:
-    """Seconds of repeated timings: the median; where they differ as on a busy machine the middle of the nearest quarter
-    of them (a narrow shorth: Andrews et al. 1972): undisturbed timings agree, and disturbed ones scatter above."""
+    """Return the typical seconds of repeated timings: the median; where they vary as on a busy machine the middle of
+    the nearest quarter of them (a narrow shorth: Andrews et al. 1972): undisturbed timings agree, and disturbed ones
+    scatter above."""
     ordered = sorted(taken)
     if not is_wide(ordered): return median(ordered)
     count = max(2, -(-len(ordered) // 4))
@@ -166,9 +167,9 @@ def typical(taken: Sequence[float]) -> float:
 
 def settle_timings(rows: Measurements, doubtful: Doubtful,
                    again: Callable[[Sequence[int]], list[float]]) -> Measurements:
-    """The measurements, of which the `doubtful` ones were timed again until two timings agree: a timing that repeats is
-    so, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as what a
-    machine does beside only ever adds."""
+    """Return the measurements, with the `doubtful` ones timed again until two timings agree. A timing that repeats is
+    right, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as
+    disturbances only ever add time."""
     settled, timings = [*rows], dict[int, list[float]]()
     for _ in range(TURNS):
         some = [i for i in doubtful(settled) if find_repeated(timings.get(i, ())) is None][:MOST_DOUBTFUL]
@@ -181,14 +182,14 @@ def settle_timings(rows: Measurements, doubtful: Doubtful,
 
 
 def find_repeated(timings: Sequence[float]) -> float | None:
-    """The lower of the two timings that agree, the least such; None where none do."""
+    """Return the lower of two timings that agree, the least such; None where none do."""
     ordered = sorted(timings)
     return next((low for low, high in pairwise(ordered) if high <= (1 + AGREE) * low), None)
 
 
 def spread_weights(cases: Sequence[Case]) -> list[int]:
-    """The order of cases: drawn, but the first of every weight before the second of any, and cases of one call behind
-    one another."""
+    """Return a random order of cases, but the first of every weight before the second of any, and cases of one call
+    behind one another."""
     calls: dict[int, list[int]] = {}
     for i, (_, _, call) in enumerate(cases): calls.setdefault(id(call), []).append(i)
     seen: dict[object, int] = {}
@@ -204,8 +205,7 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
 
 
 def write_anew(memory: Buffer, count: int, rows: int) -> Launching | None:
-    """A kernel that writes the first so many numbers of the memory as they are, in so many rows; None for no
-    numbers."""
+    """Return a kernel that rewrites the first `count` numbers of the memory, in `rows` rows; None for a count of 0."""
     from formats import kernels
     if not count: return None
     numbers = memory.view(np.float32)[:count].reshape(rows, -1)
@@ -213,7 +213,7 @@ def write_anew(memory: Buffer, count: int, rows: int) -> Launching | None:
 
 
 def cold_cache_seconds(call: Launching) -> float:
-    """The median seconds of a call when all caches have forgotten what it needs, and threads look for work."""
+    """Return the median seconds of a call when its data is in no cache, and threads look for work."""
     from formats import kernels
     held = np.ones((2, uncached() // 8), np.float32)
     taken = []
@@ -226,7 +226,7 @@ def cold_cache_seconds(call: Launching) -> float:
 
 
 def allocate_both(numbers: int) -> tuple[Buffer, Floats, Floats]:
-    """Memory of so many float32 to read and as many to write: all of it, as bytes, then the two."""
+    """Allocate memory of `numbers` float32 to read and as many to write: all of it, as bytes, then the two."""
     memory = room((8 * numbers,), np.dtype(np.uint8))
     both = memory.view(np.float32)
     return memory, both[:numbers], both[numbers:]

@@ -7,7 +7,7 @@ from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanel
 from formats.core.sizes import T, ceiling, n, p, u2
 from formats.storage.format import Format
 
-FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
+FLUSHED = 2.0 ** -126                                        # a smaller number may count as 0
 STEP_INPUTS = 32                                             # inputs of a step: 64 bytes
 BF16_OVERFLOW = 0x7F7F8000                     # bits of the first float32 that is nearer to infinity than to a bfloat16
 
@@ -30,7 +30,7 @@ class BF16(Format):
 
     @classmethod
     def approximate(cls, W):
-        """`pack(fit(W))`: what is rounded twice stays what it is."""
+        """Return `pack(fit(W))`: rounding twice changes no number."""
         return cls._hold(as_matrix(W, "bf16.fit"))
 
     def kernel(x, w, out, epilogue):
@@ -43,31 +43,32 @@ class BF16(Format):
     def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x, operands=None):
-        """Products are exact, their sums are not; numbers below the smallest normal one may be flushed."""
+        """Bound the error: products are exact, their sums are not; numbers below the smallest normal one may be
+        flushed."""
         x, W = operands or self.operands(x)
         lost = multiply_sizes(np.ones((1, len(W))), W) + abs(x).sum(1, keepdims=True) + len(W)
         return gamma(len(W) + 1) * multiply_sizes(x, W) + FLUSHED * lost
 
 
 def round_weights(W):
-    """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
-    kept, some = np.empty(W.shape, np.uint16), max(1, ROUNDED_TOGETHER // W.shape[1])
+    """Return the bits of the nearest bfloat16 numbers, ties to even; FormatError for a number beyond the largest."""
+    bits, some = np.empty(W.shape, np.uint16), max(1, ROUNDED_TOGETHER // W.shape[1])
     for at in range(0, len(W), some):
         part = W[at:at + some]
         if (beyond := abs(part).view(np.uint32) >= BF16_OVERFLOW).any():
             i, j = np.argwhere(beyond)[0]
             raise FormatError(f"bf16.fit: W[{at + i}, {j}] = {part[i, j]} is beyond the largest bfloat16")
-        kept[at:at + some] = nearest(part)
-    return kept
+        bits[at:at + some] = nearest(part)
+    return bits
 
 
 def nearest(x):
-    """The bits of the nearest finite bfloat16 numbers, ties to even; infinity and NaN stay what they are."""
+    """Return the bits of the nearest finite bfloat16 numbers, ties to even; infinity and NaN stay what they are."""
     bits = x.view(np.uint32)
-    kept = np.where(abs(x).view(np.uint32) >= BF16_OVERFLOW, bits, bits + np.uint32(0x7FFF) + ((bits >> 16) & 1))
-    return (np.where(np.isnan(x), bits | np.uint32(1 << 22), kept) >> 16).astype(np.uint16)
+    rounded = np.where(abs(x).view(np.uint32) >= BF16_OVERFLOW, bits, bits + np.uint32(0x7FFF) + ((bits >> 16) & 1))
+    return (np.where(np.isnan(x), bits | np.uint32(1 << 22), rounded) >> 16).astype(np.uint16)
 
 
 def widen_bits(bits: np.ndarray) -> np.ndarray:
-    """The float32 numbers that these bits of bfloat16 say."""
+    """Return the float32 numbers of these bits of bfloat16."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -7,8 +7,8 @@ from formats.storage.csr import compression
 from formats.storage.format import Format
 from formats.storage.pruning import count_kept, highest, importance
 
-TILE, MAX_TILE_SIDE = (16, 16), 1 << 16                      # the usual sides of a tile, and what they are at most
-TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share
+TILE, MAX_TILE_SIDE = (16, 16), 1 << 16                      # the usual sides of a tile, and the longest
+TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones suit a pattern shared by adjacent outputs
 
 
 class Block(Format):
@@ -44,7 +44,7 @@ class Block(Format):
         product_block(x, ptr, idx, val, out, epilogue)
 
     def transpose(self):
-        """W.T in tiles of c by r."""
+        """Store W.T in tiles of c by r."""
         return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
 
     def unsound(self):
@@ -60,7 +60,7 @@ class Block(Format):
 
     @classmethod
     def proposed_by(cls, spectrum):
-        tiles = dict.fromkeys(each["tile"] for each in cls.choices(*spectrum.shape))
+        tiles = dict.fromkeys(choice["tile"] for choice in cls.choices(*spectrum.shape))
         return [{"density": density, "tile": tile} for tile in tiles for density in spectrum.densities(tile)]
 
     @classmethod
@@ -70,8 +70,8 @@ class Block(Format):
 
 
 def check_tile(tile):
-    """The two sides of a tile; FormatError if it has not two, or if one is so large that a kernel has no room for
-    it."""
+    """Return the two sides of a tile. FormatError if it has not two, or if one is so large that a kernel has no room
+    for it."""
     match tile:
         case [int(rows), int(columns)] if 0 < rows <= MAX_TILE_SIDE and 0 < columns <= MAX_TILE_SIDE:
             return rows, columns
@@ -80,7 +80,7 @@ def check_tile(tile):
 
 
 def tiles(W, tile):
-    """W (n, p) as (tile columns, tile rows, r, c), with zeros beyond the edge."""
+    """Reshape W (n, p) to (tile columns, tile rows, r, c), with zeros beyond the edge."""
     rows, columns = check_tile(tile)
     (inputs, outputs), down, across = W.shape, -(-len(W) // rows), -(-W.shape[1] // columns)
     padded = np.pad(W, ((0, down * rows - inputs), (0, across * columns - outputs)))
@@ -88,6 +88,6 @@ def tiles(W, tile):
 
 
 def untiled(grid, shape):
-    """The inverse of `tiles`."""
+    """Invert `tiles`."""
     across, down, rows, columns = grid.shape
     return grid.transpose(1, 2, 0, 3).reshape(down * rows, across * columns)[:shape[0], :shape[1]]

@@ -40,21 +40,21 @@ FORMATS: dict[str, type[Format]] = {format.name: format for format in (
 
 
 def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:
-    """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format. See
-    `Format.from_arrays`."""
+    """Restore the matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format.
+    See `Format.from_arrays`."""
     return named_format(meta).from_arrays(meta, arrays, numbers)
 
 
 def read_stored(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format | Stacked:
-    """The matrix, or the stack where the shape has three axes, that `meta()` and `arrays()` describe; FormatError as
-    `from_arrays`."""
+    """Restore the matrix, or the stack where the shape has three axes, that `meta()` and `arrays()` describe;
+    FormatError as `from_arrays`."""
     form, shape = named_format(meta), meta.get("shape")
     if isinstance(shape, list | tuple) and len(shape) == 3: return Stacked.from_arrays(form, meta, arrays, numbers)
     return form.from_arrays(meta, arrays, numbers)
 
 
 def named_format(meta: Mapping[str, object]) -> type[Format]:
-    """The format that a description names; FormatError if there is none."""
+    """Return the format that a description names; FormatError if there is none."""
     if isinstance(name := meta.get("format"), str) and name in FORMATS: return FORMATS[name]
     raise FormatError(f"there is no format {name!r:.80} (any more): make anew what stores it; there are "
                       f"{', '.join(FORMATS)}")

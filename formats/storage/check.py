@@ -1,4 +1,5 @@
-"""The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
+"""The test that every format has by being declared: it holds the matrices, takes the bytes and computes the products
+that it declares."""
 import json
 from collections.abc import Mapping
 from itertools import product
@@ -12,20 +13,21 @@ from formats.core.epilogue import Epilogue
 if TYPE_CHECKING:
     from formats.storage.format import Format
 
-SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
+SHAPES = (24, 35), (64, 18)                                  # not square; 35 and 18 leave ragged edges
 DEEP_SHAPE = 200, 18                                         # several groups of inputs
 TESTED_ROWS = 1, 3, 70
-GRIDS = 7, 127                                               # largest whole numbers that int4 and int8 hold
+GRIDS = 7, 127                                               # largest integers that int4 and int8 hold
 
 
 def check(F: "type[Format]", rng: np.random.Generator) -> None:
-    """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
+    """Check every choice of options that F offers, on matrices with and without zeros; AssertionError describes the
+    failure."""
     for shape, rows in product(SHAPES, TESTED_ROWS):
         for options in F.choices(*shape):
             W = rng.standard_normal(shape, np.float32)
             check_product(check_storage(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
-            found, sizes = F.approximate(W, **options).sizes, F.expected(shape[0], shape[1], **options)
-            must(found == sizes, F, options, f"has the sizes {found}, expected were {sizes}")
+            actual, sizes = F.approximate(W, **options).sizes, F.expected(shape[0], shape[1], **options)
+            must(actual == sizes, F, options, f"has the sizes {actual}, expected were {sizes}")
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         check_product(check_storage(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
     check_storage(F, np.zeros(shape, np.float32), options)
@@ -33,12 +35,13 @@ def check(F: "type[Format]", rng: np.random.Generator) -> None:
 
 
 def must(condition: object, what: object, options: object, words: str) -> None:
-    """An assertion that no optimisation switches off."""
+    """Assert a condition, also under python -O."""
     if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
 def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[str, object]) -> "Format":
-    """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
+    """Check that W, fitted and packed, unpacks to itself, also transposed and saved, and takes the bytes that its
+    format declares."""
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
     back, slack = packed.unpack(), packed.tolerance(fitted)
@@ -55,13 +58,13 @@ def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[st
 
 
 def saved(packed: "Format") -> "Format":
-    """A matrix after a journey through JSON and safetensors."""
+    """Return a matrix that was written to and read from JSON and safetensors."""
     from safetensors.numpy import load, save
     return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
 
 
 def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Generator) -> None:
-    """x @ W, alone and with a whole epilogue, is as near to float64 as rounding allows."""
+    """Check that x @ W, alone and with a full epilogue, is as near to float64 as rounding allows."""
     outputs = packed.shape[1]
     bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
     residual = rng.standard_normal((len(x), outputs), np.float32)
@@ -76,8 +79,9 @@ def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Gener
 
 
 def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.random.Generator) -> None:
-    """Where nothing rounds, not between two products either, results are equal to the bit, so one lost input or row
-    shows: W whole on a grid that F keeps, the largest number of every 32 of a row of x 127, sums below 2^24."""
+    """Check that results are equal to the bit where no rounding occurs, not between two products either, so one lost
+    input or row shows: W of integers on a grid that F keeps, the largest number of every 32 of a row of x 127, sums
+    below 2^24."""
     for options in F.choices(*shape):
         grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
                  if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
@@ -94,7 +98,7 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
 
 
 def on_grid(shape: tuple[int, int], most: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Whole numbers up to `most`, which every column reaches in every 64 inputs: scales are 1."""
+    """Draw integers up to `most`, which every column reaches in every 64 inputs: scales are 1."""
     W = rng.integers(-most, most + 1, shape).astype(np.float32)
     W[::64] = most
     return W

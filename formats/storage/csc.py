@@ -10,8 +10,8 @@ from formats.storage.pruning import count_kept, highest, importance
 class CSC(Format):
     """The nonzero numbers of each input, with the outputs that they are added to in ascending order.
 
-    Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). What
-    an input says is added to many sums, so it is left out at once where x is zero; many rows of x are read once."""
+    Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). The
+    numbers of an input are added to many sums, so all are skipped where x is zero; many rows of x are read once."""
     ptr: u4[n + 1]
     idx: unsigned(p)[nnz]
     val: f4[nnz]
@@ -36,7 +36,7 @@ class CSC(Format):
         product_csc(x, ptr, idx, val, out, epilogue)
 
     def transpose(self):
-        """W.T as CSR: the same three arrays."""
+        """Store W.T as CSR: the same three arrays."""
         return CSR(self.shape[::-1], (self.ptr, self.idx, self.val))
 
     def unsound(self): return compression(self.ptr, self.idx, self.shape[1])

@@ -47,7 +47,8 @@ class CSR(Format):
 
 
 def compression(ptr, idx, limit):
-    """What is wrong with compressed indices below `limit`, ascending within each range of ptr; empty if nothing is."""
+    """Describe the fault of compressed indices below `limit`, ascending within each range of ptr; empty if there is
+    none."""
     ptr, idx = ptr.astype(np.int64), idx.astype(np.int64)
     if ptr[0] != 0 or ptr[-1] != len(idx): return f"ptr goes from {ptr[0]} to {ptr[-1]}, there are {len(idx)} indices"
     if (np.diff(ptr) < 0).any(): return f"ptr falls at {np.diff(ptr).argmin()}"

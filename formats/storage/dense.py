@@ -7,7 +7,7 @@ from formats.storage.format import Format
 class Dense(Format):
     """Every number in float32, row by row.
 
-    One row of storage for each input; BLAS reads it as it lies."""
+    One row of storage for each input; BLAS reads it without conversion."""
     w: f4[n, p]
     plain = rowwise = True
     unit = "float32"

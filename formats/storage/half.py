@@ -18,7 +18,7 @@ class Half(Format):
     work = T * n * p, n * p, T * (n + p)
 
     def fit(W):
-        """The nearest float16 numbers. FormatError beyond 65504, where there are none."""
+        """Round to the nearest float16 numbers. FormatError beyond 65504, where there are none."""
         if abs(W).max() > FLOAT16_MAX:
             i, j = np.unravel_index(abs(W).argmax(), W.shape)
             raise FormatError(f"half.fit: W[{i}, {j}] = {W[i, j]} is beyond {FLOAT16_MAX:.0f}, the largest float16")

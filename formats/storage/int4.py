@@ -28,7 +28,7 @@ class Int4(Format):
     eights of inputs together (scales of groups: Frantar et al. 2022, arXiv:2210.17323, section 4); x is rounded as for
     int8.
 
-    `group`: so many inputs of an output share a scale, a multiple of 64."""
+    `group`: the number of inputs of an output that share a scale, a multiple of 64."""
     w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit, common = "int4", False
@@ -40,7 +40,7 @@ class Int4(Format):
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=GROUP):
-        """The nearest whole multiples of scales that the largest numbers decide."""
+        """Round to the nearest integer multiples of scales, which the largest numbers determine."""
         return scale_groups(*quantised(W, group, 7), group)
 
     def pack(W, *, group=GROUP):

@@ -15,7 +15,7 @@ from formats.storage.packed import Packed
 STEP_INPUTS = 64                                             # inputs of a step
 COLUMN = 1 << 16                                             # a group that holds all inputs
 UNIT = 2.0 ** -24
-MAX_WEIGHT = 2.0 ** 70                                       # the scale of a weight, times that of a row, is a float32
+MAX_WEIGHT = 2.0 ** 70                                       # its scale times that of a row is a float32
 
 
 class Int8(Format):
@@ -23,8 +23,8 @@ class Int8(Format):
     inputs together; x is rounded row by row on the way, to its own largest number / 127 (Dettmers et al. 2022,
     arXiv:2208.07339, section 2.1).
 
-    `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an
-    output."""
+    `group`: the number of inputs of an output that share a scale, a multiple of 64; the default is all of them, one
+    scale an output."""
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
@@ -35,7 +35,7 @@ class Int8(Format):
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=COLUMN):
-        """The nearest whole multiples of scales that the largest numbers decide."""
+        """Round to the nearest integer multiples of scales, which the largest numbers determine."""
         whole, scale = quantised(W, group, 127)
         return scale_groups(whole, scale, group)
 
@@ -71,21 +71,22 @@ class Int8(Format):
 
 
 def row_rounding(spectrum, seen, W):
-    """The relative error of the output by rounding rows whose inputs have these squares, before W, as if independent: a
-    step is 1/127 of a row's largest number, that of the largest input, or of normal numbers of the mean one."""
+    """Estimate the relative error of the output by rounding rows before W. `seen` are the squares of their inputs,
+    taken as independent: a step is 1/127 of a row's largest number, that of the largest input, or of normal numbers of
+    the mean one."""
     largest = max(seen.max(), 2 * np.log(len(seen) + 1) * seen.mean())
     return float(np.sqrt(largest * np.square(W).sum() / spectrum.energy / 12) / 127) if spectrum.energy else 0.0
 
 
 def check_group(where, group):
-    """The group; FormatError if a kernel cannot step through it."""
+    """Return the group; FormatError if a kernel cannot step through it."""
     if isinstance(group, int | np.integer) and group > 0 and group % STEP_INPUTS == 0: return int(group)
     raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {STEP_INPUTS}")
 
 
 def quantised(W, group, most, more=0, kind=np.float32):
-    """W (n, p) as whole numbers up to `most`, to which `more` is added, and the scales (groups, p) of groups of
-    inputs. Some columns at a time are rounded: of all of them float64 would take four times the bytes of W."""
+    """Return W (n, p) as integers up to `most`, to which `more` is added, and the scales (groups, p) of groups of
+    inputs. Some columns at a time are rounded: for all of them float64 would take four times the bytes of W."""
     group = check_group("quantise", group)
     starts, some = np.arange(0, len(W), group), max(1, ROUNDED_TOGETHER // len(W))
     whole, scale = np.empty(W.shape, kind), np.empty((len(starts), W.shape[1]), np.float32)
@@ -93,41 +94,42 @@ def quantised(W, group, most, more=0, kind=np.float32):
         part = W[:, at:at + some]
         largest = np.maximum.reduceat(abs(part), starts, 0)
         check_size(largest.max())
-        scale[:, at:at + some] = own = (largest / most).astype(np.float32)
-        inverse = np.zeros(own.shape)                       # float32 has no inverse of its smallest numbers
-        np.divide(1, own, out=inverse, where=own > SMALLEST, dtype=np.float64)
+        scale[:, at:at + some] = scales = (largest / most).astype(np.float32)
+        inverse = np.zeros(scales.shape)                    # float32 has no inverse of its smallest numbers
+        np.divide(1, scales, out=inverse, where=scales > SMALLEST, dtype=np.float64)
         rounded = np.rint(part * repeat_scales(inverse, len(W), group))
         whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded) + more
     return whole, scale
 
 
 def check_size(largest):
-    """Raises FormatError where the largest number of a weight is beyond what a scale times that of a row can be."""
+    """Raise FormatError where the largest number of a weight is too large for a scale times that of a row."""
     if largest > MAX_WEIGHT:
         raise FormatError(f"quantise: W holds {largest:.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
 
 
 def repeat_scales(rows, n, group):
-    """A row for every group as a row for every input, or as one where there is one group."""
+    """Repeat a row for every group as a row for every input; one row where there is one group."""
     return rows if len(rows) == 1 else np.repeat(rows, group, 0)[:n]
 
 
 def scale_groups(whole, scale, group):
-    """Whole numbers times their scales, in place."""
+    """Multiply integers by their scales, in place."""
     whole *= repeat_scales(scale, len(whole), group)
     return whole
 
 
 def unsound(where, scale, group):
-    """What is wrong with stored scales and their groups; empty if nothing is."""
+    """Describe the fault of stored scales and their groups; empty if there is none."""
     try: check_group(where, group)
     except FormatError as error: return str(error)
     return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
 
 
 def row_bytes(x):
-    """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three,
-    by the float32 operations of formats/kernels/matmul/rounding.py, one by one."""
+    """Return x (T, n) as integer multiples, up to 127, of each row's largest number / 127, these scales, and a lift of
+    each row that both are multiplied by: computed by the float32 operations of formats/kernels/matmul/rounding.py, one
+    by one."""
     from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
@@ -139,15 +141,15 @@ def row_bytes(x):
 
 
 def by_row(x):
-    """x (T, n) in float64 as its kernel reads it."""
+    """Return x (T, n) in float64 as its kernel reads it."""
     whole, scale, lift = row_bytes(x)
     return whole.astype(np.float64) * scale / lift.astype(np.float64)
 
 
 def bound_error(x, read, W, groups):
-    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their
-    sum; x is `read` by rows. What a product of two scales loses that underflows, every whole number of a sum loses;
-    rows beyond MOST are multiplied back."""
+    """Bound the roundings around integer sums, which are exact: unpack() once, each group's sum, scale and product, and
+    their sum; x is `read` by rows. The underflow in a product of two scales is lost once for every integer of a sum;
+    rows beyond LIFT_ABOVE are multiplied back."""
     from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
     return gamma(groups + 5) * multiply_sizes(read, W) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

@@ -21,14 +21,14 @@ class LowRank(Format):
     work = T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)
 
     def fit(W, *, rank=None, weight=None):
-        """The product of `factors(W, rank, weight)`, rounded once."""
+        """Return the product of `factors(W, rank, weight)`, rounded once."""
         return multiply_factors(*LowRank.factors(W, rank=rank, weight=weight))
 
     def pack(W, *, rank=None):
-        """The factors of a matrix of this rank, up to the rounding of W, u and v; without `rank`, of the least rank
-        that does so. Where the factors are at hand, `pack_factors` needs no decomposition."""
+        """Return the factors of a matrix of this rank, up to the rounding of W, u and v; without `rank`, of the least
+        rank that achieves this. For factors that are known, `pack_factors` needs no decomposition."""
         U, s, V = np.linalg.svd(W.astype(np.float64), full_matrices=False)
-        tail = np.sqrt(np.cumsum(np.square(s[::-1])))[::-1]             # norm of what is lost with rank 0, 1, 2, …
+        tail = np.sqrt(np.cumsum(np.square(s[::-1])))[::-1]             # norm of the remainder at rank 0, 1, 2, …
         rank = max(1, int((tail > UNIT * tail[0]).sum())) if rank is None else ranked(rank, W.shape)
         return U[:, :rank] * s[:rank], V[:rank]
 
@@ -40,12 +40,12 @@ class LowRank(Format):
 
     @staticmethod
     def factors(W: ArrayLike, *, rank: int | None = None, weight: ArrayLike | None = None) -> tuple[Floats, Floats]:
-        """u (n, rank) and v (rank, p), float32, with the least ‖W - u v‖ (Frobenius); the default rank stores half as
-        much as W. A `weight` of n positive numbers d minimises ‖diag(d) (W - u v)‖; an (n, n) Gram matrix G = XᵀX
+        """Return u (n, rank), v (rank, p), float32, with the least ‖W - u v‖ (Frobenius); the default rank stores half
+        as much as W. A `weight` of n positive numbers d minimises ‖diag(d) (W - u v)‖; an (n, n) Gram matrix G = XᵀX
         minimises ‖X (W - u v)‖, the error of the outputs (whitening: Wang et al. 2024, arXiv:2403.07378).
 
         All three project the outputs on the leading right singular vectors V of R W, where RᵀR is I, diag(d²) or G:
-        R (W V Vᵀ) is the best approximation of R W, and nothing is inverted, so G may be singular."""
+        R (W V Vᵀ) is the best approximation of R W, and no matrix is inverted, so G may be singular."""
         W = as_matrix(W, "lowrank").astype(np.float64)
         rank = LowRank.counts(*W.shape, rank=rank)[r]
         V = right_vectors(W, weight, rank)
@@ -64,7 +64,7 @@ class LowRank(Format):
 
     @classmethod
     def approximate(cls, W, **given):
-        """`pack_factors(factors(W))`: one decomposition."""
+        """Return `pack_factors(factors(W))`: one decomposition."""
         return cls.pack_factors(*cls.factors(W, **given))
 
     def transpose(self): return LowRank.pack_factors(self.v.T, self.u.T)
@@ -72,15 +72,15 @@ class LowRank(Format):
     def scratch(self): return len(self.v)
 
     def bound(self, x, operands=None):
-        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the
+        """Bound two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and the underflow in each of the
         three."""
-        x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
+        x, u, v = (abs(np.asarray(matrix, np.float64)) for matrix in (x, self.u, self.v))
         lost = len(u) * v.sum(0) + len(v) * (1 + x.sum(1, keepdims=True))
         return gamma(len(u) + len(v) + 1) * (x @ u @ v) + SMALLEST * lost
 
     def tolerance(self, W):
-        """What rounding W to float32 may leave outside the rank, and rounding u, v and their product may add. The
-        truncated decomposition is at least as near to W as the exact matrix that W was rounded from."""
+        """Bound the part of W beyond the rank that rounding W to float32 may leave, and the rounding of u, v and their
+        product. The truncated decomposition is at least as near to W as the exact matrix that W was rounded from."""
         size = np.linalg.norm(abs(self.u.astype(np.float64)) @ abs(self.v.astype(np.float64)))
         return float(1.01 * UNIT * (np.linalg.norm(W.astype(np.float64)) + 3 * size))
 
@@ -98,7 +98,7 @@ class LowRank(Format):
 
     @classmethod
     def projection(cls, W, directions, *, rank):
-        """W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
+        """Project W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
         return cls.pack_factors(W @ directions[:rank].T, directions[:rank])
 
     @classmethod
@@ -108,18 +108,19 @@ class LowRank(Format):
 
 
 def ranked(rank, shape):
-    """The rank; FormatError if the shape cannot have it."""
+    """Return the rank; FormatError if the shape cannot have it."""
     if isinstance(rank, int | np.integer) and 1 <= rank <= min(shape): return int(rank)
     raise FormatError(f"lowrank: rank = {rank!r} is not between 1 and {min(shape)}, the least side of {shape}")
 
 
 def multiply_factors(u, v):
-    """u @ v in float64."""
+    """Return u @ v in float64."""
     return u.astype(np.float64) @ v.astype(np.float64)
 
 
 def right_vectors(W, weight, rank):
-    """The leading right singular vectors of R W (see `factors`), as rows: eigenvectors of the smaller Gram matrix."""
+    """Return the leading right singular vectors of R W (see `factors`), as rows: eigenvectors of the smaller Gram
+    matrix."""
     weight = metric(weight, len(W))
     if W.shape[1] <= len(W):
         return leading(W.T @ (weight @ W if weight.ndim == 2 else np.square(weight)[:, None] * W), rank).T
@@ -132,12 +133,12 @@ def right_vectors(W, weight, rank):
 
 
 def leading(gram, rank):
-    """The eigenvectors of the `rank` largest eigenvalues, as columns, the largest first."""
+    """Return the eigenvectors of the `rank` largest eigenvalues, as columns, the largest first."""
     return spectrum(gram)[1][:, :-rank - 1:-1]
 
 
 def spectrum(gram):
-    """Eigenvalues, ascending, and eigenvectors of a Gram matrix; FormatError if it is none."""
+    """Return eigenvalues, ascending, and eigenvectors of a Gram matrix; FormatError if it is none."""
     values, vectors = np.linalg.eigh(gram)
     if values[0] < -1e-6 * abs(values[-1]):
         raise FormatError(f"lowrank: weight has an eigenvalue below 0 ({values[0]:.3g}); a Gram matrix XᵀX has none")
@@ -145,7 +146,8 @@ def spectrum(gram):
 
 
 def metric(weight, inputs):
-    """The weight in float64, ones by default; FormatError unless it is `inputs` positive numbers or symmetric."""
+    """Return the weight in float64, ones by default; FormatError unless it is `inputs` positive numbers or
+    symmetric."""
     if weight is None: return np.ones(inputs)
     weight = np.asarray(weight, np.float64)
     if weight.shape not in ((inputs,), (inputs, inputs)):

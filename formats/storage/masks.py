@@ -1,5 +1,5 @@
-"""Masks of attention scores, by blocks: which blocks of scores are there, and which scores of a block that is there in
-part."""
+"""Masks of attention scores, by blocks: the blocks of scores that are computed, and the bits of those that are masked
+in part."""
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -16,15 +16,16 @@ from formats.storage.csr import compression
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], ArrayLike]
 BLOCK, MAX_BLOCK_SIDE = 64, 1024
-edges = size("edges", 0)                                     # blocks that are there in part
+edges = size("edges", 0)                                     # blocks that are masked in part
 
 
 class Mask:
-    """Which of n keys each of m queries sees, in blocks of r by r.
+    """A mask of attention: the keys (of n) that each of m queries sees, in blocks of r by r.
 
-    Block row i (queries i r to (i + 1) r) owns the range ptr[i] to ptr[i + 1] of idx (blocks of keys of which somebody
-    sees some, ascending) and of edge: 0 where all is seen, otherwise 1 + the place in `bits` that says what is, a bit
-    for each score. So a kernel passes by what is empty, and looks at bits at the edges alone. r is a multiple of 16."""
+    Block row i (queries i r to (i + 1) r) owns the range ptr[i] to ptr[i + 1] of idx (blocks of keys of which some
+    query sees some, ascending) and of edge: 0 where all is seen, otherwise 1 + the index of the block in `bits`, which
+    has a bit for each score. So a kernel skips empty blocks, and reads bits at the edges alone. r is a multiple of
+    16."""
     name: ClassVar[str] = "mask"
     ptr: u4[ceiling(m / r) + 1]
     idx: u4[blocks]
@@ -34,19 +35,19 @@ class Mask:
     bytes: ClassVar["sympy.Expr"]
 
     def __init__(self, shape: tuple[int, int], arrays: Sequence[np.ndarray], block: int) -> None:
-        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
+        """Take arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.block = shape, block
-        self.sizes = read_sizes(self.name, self.fields, (each.shape for each in arrays),
+        self.sizes = read_sizes(self.name, self.fields, (array.shape for array in arrays),
                                 {m: shape[0], n: shape[1], r: block})
-        for (name, array), given in zip(self.fields.items(), arrays, strict=True):
-            setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
+        for (name, array), values in zip(self.fields.items(), arrays, strict=True):
+            setattr(self, name, aligned(values, array.number.dtype(self.sizes), f"{self.name}.{name}"))
 
     # ---- patterns
 
     @classmethod
     def of(cls, sees: Sees, queries: int, keys: int | None = None, block: int = BLOCK) -> Self:
-        """By a predicate of whole numbers, read on arrays that spread: a column of queries, a row of keys. It is asked
-        about one block row at a time, so never about all pairs at once."""
+        """Make a mask by a predicate of integers, evaluated on arrays that broadcast: a column of queries, a row of
+        keys. It is called for one block row at a time, so never for all pairs at once."""
         keys = queries if keys is None else keys
         if min(queries, keys) < 1 or not blocked(block):
             raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples "
@@ -63,32 +64,34 @@ class Mask:
 
     @classmethod
     def pack(cls, pattern: ArrayLike, block: int = BLOCK) -> Self:
-        """An explicit pattern (m, n): not 0 where a query sees a key."""
+        """Make a mask of an explicit pattern (m, n): not 0 where a query sees a key."""
         seen = np.asarray(pattern) != 0
         if seen.ndim != 2: raise FormatError(f"mask.pack: the pattern has shape {seen.shape}; give (queries, keys)")
         return cls.of(lambda q, k: seen[q, k], seen.shape[0], seen.shape[1], block)
 
     @classmethod
     def causal(cls, length: int, block: int = BLOCK) -> Self:
-        """Every query sees the keys up to its own place."""
+        """Make a mask where every query sees the keys up to its own position."""
         return cls.of(lambda q, k: k <= q, length, block=block)
 
     @classmethod
     def window(cls, length: int, width: int, block: int = BLOCK) -> Self:
-        """Keys at most `width` places apart (Beltagy et al. 2020, arXiv:2004.05150)."""
+        """Make a mask of keys at most `width` positions apart (Beltagy et al. 2020, arXiv:2004.05150)."""
         return cls.of(lambda q, k: abs(q - k) <= width, length, block=block)
 
     @classmethod
     def sentences(cls, lengths: Sequence[int], block: int = BLOCK) -> Self:
-        """Sentences one after the other, each of which sees itself: blocks along the diagonal, of any sizes."""
+        """Make a mask of sentences one after the other, each of which sees itself: blocks along the diagonal, of any
+        sizes."""
         of = np.repeat(np.arange(len(lengths)), lengths)
         return cls.of(lambda q, k: of[q] == of[k], len(of), block=block)
 
     @classmethod
     def bigbird(cls, length: int, window: int = 1, everywhere: int = 1, random: int = 3, seed: int = 0,
                 block: int = BLOCK) -> Self:
-        """By blocks: neighbours at most `window` apart, the first ones that see all and that all see, and for each
-        block row so many more at random (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D)."""
+        """Make a mask by blocks: neighbours at most `window` apart, the first `everywhere` ones that see all and that
+        all see, and for each block row `random` more, drawn (Zaheer et al. 2020, arXiv:2007.14062, section 2 and
+        appendix D)."""
         rng, count = np.random.default_rng(seed), -(-length // block)
         drawn = np.argsort(rng.random((count, count)), axis=1) < random
 
@@ -100,7 +103,7 @@ class Mask:
     # ---- out again
 
     def unpack(self) -> NDArray[np.bool_]:
-        """The pattern (m, n)."""
+        """Return the pattern (m, n)."""
         down, across = (-(-side // self.block) for side in self.shape)
         grid = np.zeros((down, across, self.block, self.block), bool)
         whole = np.concatenate([np.ones((1, self.block, self.block), bool), unpack_blocks(self.bits)])
@@ -108,16 +111,16 @@ class Mask:
         return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[:self.shape[0], :self.shape[1]]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The stored arrays by name, in the order of the declaration (not copies)."""
+        """Return the stored arrays by name, in the order of the declaration (not copies)."""
         return {name: getattr(self, name) for name in self.fields}
 
     def meta(self) -> dict[str, object]:
-        """What the arrays do not say, as JSON."""
+        """Return the description beside the arrays, as JSON."""
         return {"format": self.name, "shape": list(self.shape), "block": self.block}
 
     @classmethod
     def from_arrays(cls, meta: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Self:
-        """The inverse of meta() and arrays(); FormatError names what is not as declared."""
+        """Invert meta() and arrays(); FormatError names the entry that is not as declared."""
         match dict(meta):
             case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
                     min(queries, keys) >= 1 and blocked(block)): pass
@@ -133,7 +136,7 @@ class Mask:
         return mask
 
     def unsound(self) -> str:
-        """What is wrong with the stored indices; empty if a kernel may follow them without looking."""
+        """Describe the fault of the stored indices; empty if a kernel may follow them without checks."""
         ptr, idx, edge, bits = self.arrays().values()
         complaint: str = compression(ptr, idx, -(-self.shape[1] // self.block))
         known = np.array_equal(np.sort(edge[edge > 0]), np.arange(1, len(bits) + 1))
@@ -142,22 +145,22 @@ class Mask:
     # ---- readings
 
     def attended(self, length: int) -> int:
-        """How many scores attention computes for a sequence of so many tokens: those of its blocks."""
+        """Count the scores that attention computes for a sequence of `length` tokens, in the blocks of this mask."""
         down = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
         rows, columns = (np.clip(length - self.block * at.astype(np.int64), 0, self.block) for at in (down, self.idx))
         return int(rows @ columns)
 
     @property
     def nbytes(self) -> int:
-        """Bytes stored, exactly."""
+        """The bytes stored, exactly."""
         return sum(array.nbytes for array in self.arrays().values())
 
     @property
     def grid(self) -> NDArray[np.bool_]:
-        """Which blocks a kernel computes."""
-        found = np.zeros([-(-side // self.block) for side in self.shape], bool)
-        found[np.repeat(np.arange(len(found)), np.diff(self.ptr)), self.idx] = True
-        return found
+        """The blocks that a kernel computes."""
+        computed = np.zeros([-(-side // self.block) for side in self.shape], bool)
+        computed[np.repeat(np.arange(len(computed)), np.diff(self.ptr)), self.idx] = True
+        return computed
 
     @property
     def share(self) -> float:
@@ -165,7 +168,7 @@ class Mask:
         return float(self.grid.mean())
 
     def show(self) -> str:
-        """What it is, and its pattern, in at most 32 lines of 64 characters."""
+        """Draw the mask: its description, and its pattern in at most 32 lines of 64 characters."""
         return f"{self!r}\n{picture(self.unpack())}"
 
     def __repr__(self) -> str:
@@ -173,24 +176,25 @@ class Mask:
 
     def attention(self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32],
                   out: NDArray[np.float32] | None = None, scale: float = 1.0) -> NDArray[np.float32]:
-        """softmax(scale q kᵀ) v over what is seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h, e), heads shared as
-        in `kernels.attention`; a query that sees nothing gives zeros. Blocks that are not there are never computed."""
+        """Compute softmax(scale q kᵀ) v over the keys that are seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h,
+        e), heads shared as in `kernels.attention`; a query that sees no key gives zeros. Blocks outside the mask are
+        never computed."""
         from formats.kernels import attention_blocks
-        if (found := (len(q), len(k))) != self.shape:
-            raise ValueError(f"{self!r}: given {found[0]} queries and {found[1]} keys")
+        if (lengths := (len(q), len(k))) != self.shape:
+            raise ValueError(f"{self!r}: given {lengths[0]} queries and {lengths[1]} keys")
         if out is None: out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
         attention_blocks(q, k, v, *self.arrays().values(), out, self.block, scale)
         return out
 
 
-Mask.fields = {name: given for name, given in inspect.get_annotations(Mask).items() if isinstance(given, Array)}
+Mask.fields = {name: array for name, array in inspect.get_annotations(Mask).items() if isinstance(array, Array)}
 Mask.bytes = Later(lambda: total_bytes(Mask.fields))
 
 
 def attended(length: int, behind: int, ahead: int) -> int:
-    """Count the scores that attention computes for a sequence where a query sees so many keys behind it and ahead: of
-    each unit of queries (formats/kernels/attentions/attending.py) those with the keys from the first that one of them
-    sees to the last."""
+    """Count the scores that attention computes for a sequence where a query sees `behind` keys behind it and `ahead`
+    ahead: for each unit of queries (formats/kernels/attentions/attending.py) those with the keys from the first that
+    one of them sees to the last."""
     from formats.kernels.attentions.attending import units
     low = np.arange(0, length, side := units(length, 0)[1])
     high = np.minimum(low + side, length)
@@ -199,13 +203,14 @@ def attended(length: int, behind: int, ahead: int) -> int:
 
 
 def blocked(block: object) -> bool:
-    """Whether scores come in blocks of this side."""
+    """True if scores can come in blocks of this side."""
     return isinstance(block, int) and 16 <= block <= MAX_BLOCK_SIDE and block % 16 == 0
 
 
 def block_row(sees: Sees, low: int, high: int, keys: int,
               block: int) -> tuple[np.ndarray, NDArray[np.bool_], np.ndarray]:
-    """Blocks of keys of which the queries low..high see something, whether all of it, and the bits of each."""
+    """Return the blocks of keys of which the queries low..high see some, whether they see all of it, and the bits of
+    each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
     seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))
     seen, beyond = cut_row(seen, block, False), cut_row(seen, block, True)
@@ -215,13 +220,13 @@ def block_row(sees: Sees, low: int, high: int, keys: int,
 
 
 def cut_row(pattern: NDArray[np.bool_], block: int, beyond: bool) -> NDArray[np.bool_]:
-    """A row of blocks, filled up with the same beyond its edges."""
+    """Split a row of blocks, padded with `beyond` at its edges."""
     rows, keys = pattern.shape
     room = (0, block - rows), (0, -keys % block)
     return np.pad(pattern, room, constant_values=beyond).reshape(block, -1, block).swapaxes(0, 1)
 
 
 def unpack_blocks(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Blocks of bits as blocks of booleans."""
+    """Convert blocks of bits to blocks of booleans."""
     several: NDArray[np.bool_] = (bits[..., None] >> np.arange(16, dtype=np.uint16) & 1).astype(bool)
     return several.reshape(*bits.shape[:2], 16 * bits.shape[2])

@@ -9,7 +9,7 @@ from formats.storage.csr import CSR
 from formats.storage.format import Format
 from formats.storage.pruning import importance
 
-GROUPS = 4, 8, 16                                            # that a matrix is looked at in
+GROUPS = 4, 8, 16                                            # group sizes that are tried for a matrix
 
 
 class NM(Format):
@@ -46,7 +46,7 @@ class NM(Format):
         product_nm(x, idx, val, out, group=m, epilogue=epilogue)
 
     def transpose(self):
-        """W.T as CSR: what has n of every m inputs need not have n of every m outputs."""
+        """Store W.T as CSR: a matrix with n of every m inputs need not have n of every m outputs."""
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
@@ -62,12 +62,12 @@ class NM(Format):
 
     @classmethod
     def layouts_of(cls, W):
-        """Beside those of its shape the fewest numbers that every group keeps."""
-        found = cls.layouts(*W.shape)
+        """Return the options of its shape, and for each group size the least N that holds the matrix."""
+        layouts = cls.layouts(*W.shape)
         for m in (m for m in GROUPS if len(W) % m == 0):
             n = max(1, int((W != 0).reshape(-1, m, W.shape[1]).sum(1).max()))
-            if {"n": n, "m": m} not in found: found.append({"n": n, "m": m})
-        return found
+            if {"n": n, "m": m} not in layouts: layouts.append({"n": n, "m": m})
+        return layouts
 
     @classmethod
     def counts(cls, inputs, outputs, *, n=2, m=4, scale=None):
@@ -76,13 +76,13 @@ class NM(Format):
 
 
 def sound(inputs, n, m):
-    """FormatError unless n of every m of this many inputs can be kept."""
+    """Raise FormatError unless n of every m of this many inputs can be kept."""
     if not (isinstance(n, int) and isinstance(m, int) and 1 <= n <= m <= 256):
         raise FormatError(f"nm: n = {n!r} of every m = {m!r} is not a choice of 1 <= n <= m <= 256")
     if inputs % m: raise FormatError(f"nm: {inputs} inputs are not a multiple of m = {m}; choose another m")
 
 
 def split_groups(W, n, m):
-    """W (inputs, outputs) as (outputs, groups, m)."""
+    """Reshape W (inputs, outputs) to (outputs, groups, m)."""
     sound(len(W), n, m)
     return W.T.reshape(W.shape[1], -1, m)

@@ -8,7 +8,7 @@ from formats.storage.format import Format
 class Packed(Format):
     """Every number in float32, in panels of 64 outputs: all inputs of one panel, then those of the next.
 
-    A product reads a panel straight through, and packs nothing (Goto and van de Geijn 2008, there packed by every
+    A product reads a panel straight through, without packing (Goto and van de Geijn 2008, there packed by every
     call)."""
     w: f4[n * 16 * ceiling(p / 16)]
     plain, proposed = True, False                            # it is as exact as dense

@@ -8,17 +8,17 @@ from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.packed import Packed
 
-GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, and of a word; the highest level
+GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, of a word; the highest level
 
 
 REGISTER_ROWS = 8                                            # rows up to which words are widened in registers, for each
                                                              # tile of 8, 4, 2 and 1 rows anew
-REGISTER_TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # that so many rows are
+REGISTER_TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # the tiles of T rows in registers
 WIDENINGS = ceiling(T / 256) + (REGISTER_TILES - 1) * (1 - Min(1, floor(T / (REGISTER_ROWS + 1))))
 
 
 class Blocks:
-    """What formats share that hold the blocks of files: groups of inputs of an output, in panels of outputs."""
+    """The common part of formats that hold the blocks of files: groups of inputs of an output, in panels of outputs."""
     proposed = False
     portion = PANEL
     unit = "float32"
@@ -33,8 +33,8 @@ class Q4_1(Blocks, Format):
     """d q + m for whole q up to 15, with d and m in float16 for each group of 32 inputs of an output, 5 bits a number:
     eight inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type 3).
 
-    Numbers are those that ggml widens to, rounded to float32 once, and x stays float32, so nothing is approximated
-    where a file stores a weight so."""
+    Numbers are those that ggml widens to, rounded to float32 once, and x stays float32, so a weight that a file stores
+    in this format is not approximated."""
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
@@ -58,19 +58,20 @@ class Q4_1(Blocks, Format):
 
     @classmethod
     def of_blocks(cls, blocks):
-        """x @ W.T for blocks (p, n / 32) of a file, records of d, m and q, two levels to a byte: the first 16 low."""
+        """Return x @ W.T for blocks (p, n / 32) of a file, records of d, m and q, two levels to a byte: the first 16
+        low."""
         q = np.concatenate([blocks["q"] & HIGHEST, blocks["q"] >> 4], 2).transpose(1, 2, 0)
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)), level_arrays(q, blocks["d"].T, blocks["m"].T))
 
 
-GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS                    # of a group
-SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]      # of the levels of a word
+GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS                    # words of a group
+SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]      # shifts of the levels of a word
 SPANS = [(span, first) for span in range(HIGHEST, 0, -1) for first in range(HIGHEST + 1 - span)]
-EXACT_BITS = 20                                              # of d below the largest number: then d q + m is exact
+EXACT_BITS = 20                                              # bits of d below the largest number: then d q + m is exact
 
 
 def level_arrays(q, d, m):
-    """Levels (groups, 32, p), d and m (groups, p) as the format's arrays."""
+    """Return levels (groups, 32, p), d and m (groups, p) as the format's arrays."""
     groups, _, p = q.shape
     shifted = q.reshape(GROUP_WORDS * groups, WORD_INPUTS, p).astype(np.uint32) << SHIFTS
     pairs = np.stack([d, m], 1).reshape(2 * groups, p)
@@ -78,37 +79,37 @@ def level_arrays(q, d, m):
 
 
 def widen_levels(q, d, m):
-    """d q + m in float32: a product of 15 bits is exact, so only the sum is rounded."""
+    """Return d q + m in float32: a product of 15 bits is exact, so only the sum is rounded."""
     return d.astype(np.float32) * q.astype(np.float32) + m.astype(np.float32)
 
 
 def rows_of_levels(q, d, m):
-    """Levels (groups, 32, p), d and m (groups, p) as numbers, a row an input."""
+    """Return levels (groups, 32, p), d and m (groups, p) as numbers, a row an input."""
     return widen_levels(q, d[:, None], m[:, None]).reshape(-1, q.shape[2])
 
 
 def fit_levels(W):
-    """(q, d, m) of W (n, p), filled up to whole groups: exactly where the numbers of a group are such levels and d is
-    not negative; else the nearest ones between its least number and its largest."""
+    """Return (q, d, m) of W (n, p), padded to whole groups: exactly where the numbers of a group are such levels and d
+    is not negative; else the nearest levels between its least number and its largest."""
     if abs(W).max() > FLOAT16_MAX:
         raise FormatError(f"q4_1: W holds {abs(W).max():.3g}, beyond {FLOAT16_MAX:.0f}, the largest float16")
     whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0)), "edge").reshape(-1, GROUP_INPUTS, W.shape[1])
     groups = np.ascontiguousarray(whole.swapaxes(1, 2)).reshape(-1, GROUP_INPUTS)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        found = nearest_levels(groups)
+        levels = nearest_levels(groups)
         few = (np.diff(np.sort(groups)) > 0).sum(1) <= HIGHEST
-        left = np.flatnonzero(few & (widen_levels(*found) != groups).any(1))
+        left = np.flatnonzero(few & (widen_levels(*levels) != groups).any(1))
         for span, first in SPANS if len(left) else ():
             some = levels_between(groups[left], span, first)
             held = (widen_levels(*some) == groups[left]).all(1)
-            for every, those in zip(found, some, strict=True): every[left[held]] = those[held]
+            for every, closer in zip(levels, some, strict=True): every[left[held]] = closer[held]
             left = left[~held]
-    q, d, m = found
+    q, d, m = levels
     return q.reshape(len(whole), -1, GROUP_INPUTS).swapaxes(1, 2), d.reshape(len(whole), -1), m.reshape(len(whole), -1)
 
 
 def nearest_levels(groups):
-    """(q, d, m) of groups (count, 32): of their numbers the nearest levels, d so coarse that these are exact."""
+    """Return (q, d, m) of groups (count, 32): the nearest levels to their numbers, d so coarse that these are exact."""
     low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
     d, m = ((high - low) / HIGHEST).astype(np.float16), low.astype(np.float16)
     grid = np.ldexp(np.float32(1), np.frexp(np.maximum(-low, high))[1] - EXACT_BITS)
@@ -119,7 +120,8 @@ def nearest_levels(groups):
 
 
 def levels_between(groups, span, first):
-    """(q, d, m) of groups whose least number is this level, and their largest so many above it."""
+    """Return (q, d, m) of groups whose least number has the level `first`, and their largest the level `first +
+    span`."""
     low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
     d = ((high - low) / span).astype(np.float16)
     m = (low - first * d.astype(np.float32)).astype(np.float16)

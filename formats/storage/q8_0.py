@@ -8,9 +8,9 @@ from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS, WIDENINGS, Blocks
 
-FOUR_INPUTS = 4                                             # of a word
-TOP, MIDDLE = 127, 128                                      # the largest whole number; what is added to each
-EMPTY_BITS = 31                                             # of a float32 that d q leaves empty: 11 bits times 8
+FOUR_INPUTS = 4                                             # inputs of a word
+TOP, MIDDLE = 127, 128                                      # the largest integer; the offset added to each
+EMPTY_BITS = 31                                             # the bits of a float32 that d q leaves 0: 11 bits times 8
 
 
 class Q8_0(Blocks, Format):
@@ -18,8 +18,8 @@ class Q8_0(Blocks, Format):
     bytes with 128 added, four inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type
     8).
 
-    Numbers are those that ggml widens to, which are exact in float32, and x stays float32, so nothing is approximated
-    where a file stores a weight so. Of a table that lies so single columns are gathered."""
+    Numbers are those that ggml widens to, which are exact in float32, and x stays float32, so a weight that a file
+    stores in this format is not approximated. Single columns of a table in this format can be gathered."""
     w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
@@ -43,30 +43,30 @@ class Q8_0(Blocks, Format):
 
     @classmethod
     def of_blocks(cls, blocks):
-        """x @ W.T for blocks (p, n / 32) of a file, records of d and q."""
+        """Return x @ W.T for blocks (p, n / 32) of a file, records of d and q."""
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)),
                    byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T))
 
 
 def byte_arrays(q, d):
-    """Whole numbers (groups, 32, p) and d (groups, p) as the format's arrays."""
+    """Return integers (groups, 32, p) and d (groups, p) as the format's arrays."""
     stored = q.reshape(-1, q.shape[2]).astype(np.int8).view(np.uint8) ^ np.uint8(MIDDLE)      # with 128 added
     return panels(stored, FOUR_INPUTS), panels(np.asarray(d, np.float16))
 
 
 def rows_of_bytes(q, d):
-    """Whole numbers (groups, 32, p) and d (groups, p) as numbers, a row an input."""
+    """Return integers (groups, 32, p) and d (groups, p) as numbers, a row an input."""
     return numbers_held(q, d).reshape(-1, q.shape[2])
 
 
 def numbers_held(q, d):
-    """d q in float32: a product of 19 bits is exact."""
+    """Return d q in float32: a product of 19 bits is exact."""
     return d.astype(np.float32)[:, None] * q.astype(np.float32)
 
 
 def fit_bytes(W):
-    """(q, d) of W (n, p), filled up to whole groups: exactly where the numbers of a group are whole multiples of a
-    float16 that is not negative; else the nearest ones of the largest number / 127, as ggml has it."""
+    """Return (q, d) of W (n, p), padded to whole groups: exactly where the numbers of a group are integer multiples of
+    a float16 that is not negative; else the nearest multiples of the largest number / 127, as in ggml."""
     if abs(W).max() > TOP * FLOAT16_MAX:
         raise FormatError(f"q8_0: W holds {abs(W).max():.3g}, beyond {TOP * FLOAT16_MAX:.0f}, 127 times the largest "
                           "float16")
@@ -84,7 +84,7 @@ def fit_bytes(W):
 
 
 def nearest_bytes(groups, most):
-    """(q, d) of groups (count, 32, p) whose largest number is `most` times d."""
+    """Return (q, d) of groups (count, 32, p) whose largest number is `most` times d."""
     d = (abs(groups).max(1) / np.float32(most)).astype(np.float16)
     wide = d.astype(np.float64)[:, None]
     whole = np.rint(np.divide(groups, wide, out=np.zeros(groups.shape), where=wide > 0))

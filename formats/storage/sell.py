@@ -26,9 +26,9 @@ class SELL(Format):
     proposed = False
 
     def fit(W, *, density=0.1, scale=None):
-        """Keep the highest |W| (times scale: see `importance`), a share `density` of each output: nothing is padded."""
-        score, kept = importance(W, scale, "sell.fit"), count_kept(density, len(W), "sell")
-        return W * np.column_stack([highest(column, kept) for column in score.T])
+        """Keep the highest |W| (times scale: see `importance`), a share `density` of each output, so none is padded."""
+        score, count = importance(W, scale, "sell.fit"), count_kept(density, len(W), "sell")
+        return W * np.column_stack([highest(column, count) for column in score.T])
 
     def pack(W, *, chunk=CHUNK, sigma=SIGMA):
         sliced(chunk, sigma)
@@ -84,12 +84,12 @@ class SELL(Format):
 
 
 def sliced(chunk, sigma):
-    """FormatError unless slices of `chunk` fill windows of `sigma`."""
+    """Raise FormatError unless slices of `chunk` fill windows of `sigma`."""
     if not (isinstance(chunk, int) and isinstance(sigma, int) and chunk > 0 and sigma > 0) or sigma % chunk:
         raise FormatError(f"sell: chunk = {chunk!r} does not divide sigma = {sigma!r}; both are positive integers")
 
 
 def slot_of(ptr, chunk):
-    """The slot (its place in `order`) that every stored number belongs to."""
+    """Return the slot (its place in `order`) that every stored number belongs to."""
     if not ptr[-1]: return np.zeros(0, np.int64)
     return (np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))[:, None] * chunk + np.arange(chunk)).ravel()

@@ -36,9 +36,9 @@ class VectorWise(Format):
     def pack(W, *, n=2, m=4, width=WIDTH):
         numbers = split_tiles(W, m, n, width)
         places = np.sort(np.argsort(~numbers.any(3), axis=2, kind="stable")[..., :n], axis=2)
-        found = np.take_along_axis(numbers, places[..., None], 2)
+        chosen = np.take_along_axis(numbers, places[..., None], 2)
         idx = places + np.arange(0, len(W), m)[:, None]
-        return idx.reshape(len(idx), -1), found.reshape(len(idx), -1, width)
+        return idx.reshape(len(idx), -1), chosen.reshape(len(idx), -1, width)
 
     def unpack(shape, idx, val, *, n, m, width):
         numbers = np.zeros((len(idx), shape[0], width), np.float32)
@@ -50,7 +50,7 @@ class VectorWise(Format):
         product_vectorwise(x, idx, val, out, epilogue)
 
     def transpose(self):
-        """W.T as CSR: what outputs of a tile share, inputs need not."""
+        """Store W.T as CSR: a pattern shared by the outputs of a tile need not be shared by inputs."""
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
@@ -73,7 +73,7 @@ class VectorWise(Format):
 
 
 def split_tiles(W, m, n, width):
-    """W (inputs, outputs) as (tiles, groups, m, width), with zeros beyond the edge."""
+    """Reshape W (inputs, outputs) to (tiles, groups, m, width), with zeros beyond the edge."""
     sound(len(W), n, m)
     if not isinstance(width, int) or width < 1 or width % 16:
         raise FormatError(f"vectorwise: width = {width!r} is not a positive multiple of 16")

@@ -1,4 +1,4 @@
-"""What formats ask of a matrix that was looked at."""
+"""The statistics of a matrix that formats use."""
 from typing import Protocol
 
 import numpy as np
@@ -6,13 +6,13 @@ from numpy.typing import NDArray
 
 
 class Spectrum(Protocol):
-    """A matrix that was looked at in the metric of its inputs (opmatrix/spectra/propose.py)."""
+    """The statistics of a matrix in the metric of its inputs (opmatrix/spectra/propose.py)."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
     @property
     def weight(self) -> NDArray[np.float64]:
-        """(n, p)."""
+        """The matrix, (n, p)."""
     @property
     def gram(self) -> NDArray[np.float64]:
         """The Gram matrix of its inputs, (n, n), or its diagonal, (n,)."""
@@ -24,11 +24,11 @@ class Spectrum(Protocol):
         """The sum of the squares of the output."""
     @property
     def errors(self) -> NDArray[np.float64]:
-        """What the best matrix of rank 0, 1, … leaves out of the output."""
+        """The part of the output that the best matrix of rank 0, 1, … leaves out."""
     @property
     def shares(self) -> NDArray[np.float64]:
         """The share of the output, squared, that is lost without each number, were inputs orthogonal."""
     def ranks(self) -> list[int]:
-        """At which the error crosses a level that is looked at."""
+        """Return the ranks at which the error crosses a level of interest."""
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
-        """Shares of numbers, or of tiles, at which what is left out crosses a level."""
+        """Return shares of numbers, or of tiles, at which the part left out crosses a level."""

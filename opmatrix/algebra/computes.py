@@ -1,4 +1,5 @@
-"""Whether two Python functions compute the same, as far as can be seen: the same code over the same values."""
+"""Comparison of Python functions: two compute the same, as far as can be seen, if they are the same code over the same
+values."""
 from __future__ import annotations
 
 from types import CellType, FunctionType, MethodType
@@ -11,15 +12,16 @@ from opmatrix.algebra.data import Data
 
 
 class Immutable:
-    """A thing that nobody can change, equal to another where its parts are: functions over equal ones compute alike."""
+    """A thing that cannot be changed, equal to another where its parts are: functions over equal ones compute alike."""
 
 
 IMMUTABLE = int, str, bytes, bool, type(None), Data, Relation, Immutable
 
 
 def compute_alike(one: object, other: object, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two functions are one, or of the same code, with equal defaults and over equal values. What cannot be
-    seen into, as an object of one's own, is equal to itself alone. `compared`: pairs that are being compared."""
+    """True if two functions are one, or have the same code, equal defaults and equal values that they close over. An
+    object that cannot be inspected, such as one of a custom class, is equal to itself alone. `compared`: pairs that are
+    being compared."""
     if one is other or (id(one), id(other)) in compared: return True
     if isinstance(one, MethodType): return bool(one == other)
     if not (isinstance(one, FunctionType) and isinstance(other, FunctionType)): return False
@@ -31,8 +33,8 @@ def compute_alike(one: object, other: object, compared: frozenset[tuple[int, int
 
 
 def equal_values(one: Any, other: Any, compared: frozenset[tuple[int, int]]) -> bool:
-    """Whether two values that functions hold are equal and stay so: what may be written to is equal to itself alone,
-    arrays apart."""
+    """True if two values that functions hold are equal and stay so: a mutable value is equal to itself alone, arrays
+    apart."""
     if one is other: return True
     if type(one) is not type(other): return False
     match one:

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     from opmatrix.algebra.shapes import LiveSize
 
-Numeric: TypeAlias = NDArray[Any]                           # of numbers whose type is known when it is there
-SKETCHED = 16                                               # numbers of an array that its hash is made of
+Numeric: TypeAlias = NDArray[Any]                           # an array of numbers of a type known at run time
+SKETCHED = 16                                               # numbers of an array that enter its hash
 
 
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
 
-    A single number is kept as float64. The array is a read-only view of what was given: do not write to that later.
-    `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
-    are those of its file that its numbers were widened from, where a format holds such."""
-    base: Data | None = None                                # what it is the transpose of
-    cut_of: Data | None = None                              # what it is rows or columns of
-    cut_at: tuple[int, LiveSize, LiveSize] | None = None    # along which axis, from where to where
+    A single number is kept as float64. The array is a read-only view of the one that was given: do not write to that
+    later. `name` is the array's name at its source, `label` that name as a Python identifier. `blocks` (rows, groups)
+    are the blocks of its file that its numbers were widened from, where a format holds blocks."""
+    base: Data | None = None                                # the array that this one is the transpose of
+    cut_of: Data | None = None                              # the array that this one is rows or columns of
+    cut_at: tuple[int, LiveSize, LiveSize] | None = None    # the axis, and the range along it
     blocks: Numeric | None = None
 
     def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:
@@ -42,7 +42,7 @@ class Data:
 
     @classmethod
     def of(cls, thing: Any) -> Data:
-        """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
+        """Return the data of arrays, lists and numbers as they are; of a weight or a constant, its numbers."""
         if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
         if hasattr(thing, "free_symbols") and (live := LiveNumber.find(thing)): return live
         data = thing if isinstance(thing, Data) else cls(check_numbers(thing))
@@ -63,7 +63,7 @@ class Data:
 
     @property
     def label(self) -> str:
-        """What it is printed as: its name, or its number, or a name made of its key."""
+        """The printed name: its own name, or its number, or a name made of its key."""
         if self.base and not self.name: return f"{self.base.label}.T"
         if not self.name: return repr(self.array.item()) if self.shape == (1,) else f"_{self.key[:12]}"
         plain = re.sub(r"\W", "_", self.name)
@@ -87,7 +87,7 @@ class Data:
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether it has neither infinities nor NaN."""
+        """True if it has neither infinities nor NaN."""
         return bool(np.isfinite(self.array).all())
 
     def head(self, h: int) -> Data:
@@ -96,7 +96,7 @@ class Data:
 
     @property
     def T(self) -> Data:
-        """Rows and columns exchanged, within each head. Turned back it is itself."""
+        """Rows and columns exchanged, within each head. The transpose of the transpose is the array itself."""
         return self.base or (self if len(self.shape) == 1 else self._turned)
 
     @cached_property
@@ -107,8 +107,7 @@ class Data:
 
 
 def check_numbers(numbers: object) -> Numeric:
-    """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
-    NaN."""
+    """Return literal numbers as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
     try: array = np.asarray(numbers)
     except ValueError:
         raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
@@ -118,12 +117,13 @@ def check_numbers(numbers: object) -> Numeric:
 
 
 def ids(sentence: object, where: str) -> NDArray[np.int64]:
-    """A sentence as a row of int64."""
-    found = np.asarray(sentence)
-    if found.ndim != 1: raise ValueError(f"{where} has shape {found.shape}: one row of token ids is needed")
-    if found.size and found.dtype.kind not in "iu":
-        raise TypeError(f"{where} holds {found.dtype}: token ids are integers")
-    return found.astype(np.int64)
+    """Return a sentence as a row of int64. Raises ValueError for another shape, TypeError for numbers that are no
+    integers."""
+    array = np.asarray(sentence)
+    if array.ndim != 1: raise ValueError(f"{where} has shape {array.shape}: one row of token ids is needed")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{where} holds {array.dtype}: token ids are integers")
+    return array.astype(np.int64)
 
 
 class Promised(Data):
@@ -155,7 +155,7 @@ class Promised(Data):
 
 
 class LiveNumber(Promised):
-    """A number that is an expression of sizes which nobody has fixed yet, such as the 1/√d of attention."""
+    """A number that is an expression of sizes not fixed yet, such as the 1/√d of attention."""
 
     def __init__(self, expression: sympy.Expr) -> None:
         super().__init__(None, (1,))
@@ -163,7 +163,8 @@ class LiveNumber(Promised):
 
     @classmethod
     def find(cls, given: Any) -> LiveNumber | None:
-        """The number that an expression of named sizes is; none of one whose sizes an input or a batch brings."""
+        """Return the number of an expression of named sizes; None for an expression of sizes that an input or a batch
+        brings, and for any other value."""
         import sympy
 
         from opmatrix.algebra.shapes import is_named

@@ -14,11 +14,11 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import LiveSize, brief
 from opmatrix.algebra.term import Operator
 
-Carried = Callable[[Any], Any] | None                       # a number into the carrier, or nothing there
+Carried = Callable[[Any], Any] | None                       # a function into the carrier; None: no entry
 
 
 class NoMatrix(TypeError):
-    """An operator has no entries, or not these; names the factor in the way."""
+    """An error: an operator has no entries, or not the requested ones. The text names the factor in the way."""
 
 
 def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -43,7 +43,7 @@ def inside(A: Operator, axis: str, k: int, size: LiveSize) -> int:
 
 
 def monoid(A: Operator) -> Any:
-    """What the entries of a column are merged by."""
+    """Return the monoid that merges the entries of a column. Raises NoMatrix where there is none."""
     match A.kind.name, A.args:
         case "over", (_, over): return over
         case "compose", (_, b): return monoid(b)
@@ -59,7 +59,7 @@ def no(A: Operator, why: str) -> NoMatrix: return NoMatrix(f"({brief(A)})[i, j]:
 
 
 def carried(A: Operator, i: int, j: int) -> Carried:
-    """The entry before finish."""
+    """Return the entry before finish; None where there is none."""
     match A.kind.name, A.args:
         case "over", (a, over): return lift_entry(a, over, i, j)
         case _ if A.kind.matrix: return lift_entry(A, monoids.sum, i, j)
@@ -120,12 +120,12 @@ def strange(b: Operator, over: type[Monoid]) -> Operator | None:
     return None if over.ordinary and b.linear else b
 
 def list_numbers(c: Operator) -> list[float]:
-    """The entries of a matrix of numbers, as far as they differ; none where entries are functions."""
+    """Return the entries of a matrix of numbers, as far as they differ; an empty list where entries are functions."""
     if c.args and isinstance(c.args[0], Data): return [] if c.kind.name == "const" else list(c.args[0].array.flat)
     return [] if callable(c.kind.body(0, 0, *c.args)) else [1]
 
 def keeps_unit(b: Operator, over: type[Monoid]) -> bool:
-    """Whether every entry maps the unit of the one monoid to that of its own."""
+    """True if every entry of b maps the unit of `over` to the unit of b's own monoid."""
     if (last := monoid(b)).ordinary: return bool(over.ordinary and b.maps_zero_to_zero)
     if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

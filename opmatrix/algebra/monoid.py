@@ -1,5 +1,5 @@
-"""What a monoid is: identity, lift, merge, finish. A product over one is right if any split of the sum agrees, which
-`check` tries; so tiling it, skipping what is absent and spreading it over machines are laws."""
+"""A monoid: identity, lift, merge, finish. A product over one is right if any split of the sum agrees, which `check`
+tries; so tiling the sum, skipping absent entries and spreading it over machines are laws."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -33,26 +33,27 @@ class Monoid:
     closed: ClassVar[Callable[..., Any] | None] = None
     width: ClassVar[int | None] = 1
     single: ClassVar[bool]
-    scale: ClassVar[Callable[[int], float] | None] = None     # a product over n numbers: so many times that of matrices
+    scale: ClassVar[Callable[[int], float] | None] = None     # scale(n) times the matrix product is a product over n
 
     indexed = False                                         # lift also takes the index
     commutative = True                                      # the order of what is merged does not matter
     idempotent = False                                      # merging a thing with itself gives it back
     ordinary = False                                        # a product over it is the matrix product
     linear = False                                          # a product is linear in its left and in its right operand
-    right_linear = False                                    # ... in its right operand: a weighted sum of rows
+    right_linear = False                                    # a product is linear in its right operand: weighted rows
     homogeneous = False                                     # multiplying the left by c > 0 multiplies the product by c
     shift_invariant = False                                 # adding one number to a row on the left changes nothing
     normalised = False                                      # the weights of a row sum to one: rows of b give b
 
     def __new__(cls, *args: object, **named: object) -> Any:
-        """Nobody makes one: the class itself is the monoid."""
+        """Raise TypeError: the class itself is the monoid, and has no instances."""
         raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, "
                         f"over={cls.__name__}), or x @ {cls.__name__} for one sum of each row")
 
     @staticmethod
     def distributes(w: float) -> bool:
-        """Whether x -> lift(x, w) is a homomorphism: it merges what was merged, and leaves the unit."""
+        """True if x -> lift(x, w) is a homomorphism: it maps a merge to the merge of the images, and the unit to the
+        unit."""
         return False
 
     def __init_subclass__(cls) -> None:
@@ -71,12 +72,12 @@ class Monoid:
 
     @classmethod
     def plain(cls) -> bool:
-        """The carrier is one number and finish does nothing, so products can be continued before finish."""
+        """True if the carrier is one number and finish does nothing, so products can be continued before finish."""
         return cls.single and cls.finish is Monoid.finish
 
     @classmethod
     def count(cls, merged: int) -> int:
-        """Columns that finish gives after so many numbers."""
+        """Return how many columns finish gives after `merged` numbers."""
         return merged if cls.width is None else cls.width
 
     @classmethod
@@ -93,20 +94,21 @@ class Monoid:
 
     @classmethod
     def entry(cls, a: Any, at: int = 0) -> Callable[[object], Carrier]:
-        """An entry is a function into the carrier; a number is one through lift. What is no entry is the unit."""
+        """Return an entry as a function into the carrier; a number becomes one through lift. An absent entry counts as
+        the unit."""
         if not callable(a): return lambda x: cls.lifted(x, a, at)
 
         def into(x: object) -> Carrier:
-            found = cls.carry(a(x))
-            if not isinstance(found, tuple) or (cls.width and len(found) != len(cls.unit())):
+            carrier = cls.carry(a(x))
+            if not isinstance(carrier, tuple) or (cls.width and len(carrier) != len(cls.unit())):
                 carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"
                 raise TypeError(f"an entry {a.__name__} does not give what {carried}")
-            return found
+            return carrier
         return into
 
     @classmethod
     def fold(cls, carriers: Iterable[Carrier]) -> Any:
-        """By definition, left to right, finished."""
+        """Merge the carriers from left to right, which is the definition, and finish."""
         total = cls.unit()
         for c in carriers: total = cls.merged(total, c)
         return cls.finish(*total)
@@ -114,7 +116,7 @@ class Monoid:
     @classmethod
     def product(cls, left: Numeric, right: Numeric, seen: NDArray[np.bool_] | None = None,
                 present: NDArray[np.bool_] | None = None, tile: int = 64) -> Numeric:
-        """The generalised product on arrays, a tile of the contracted axis after another.
+        """Compute the generalised product on arrays, tile by tile along the contracted axis.
 
         left (.., rows, inner), right (.., inner, columns); `seen` masks the left, `present` the right."""
         inner, total = left.shape[-1], cls.unit()
@@ -130,7 +132,8 @@ class Monoid:
 
     @classmethod
     def masked(cls, carrier: Carrier, there: NDArray[np.bool_] | bool) -> Carrier:
-        """The carrier where it is there, the unit elsewhere."""
+        """Return the carrier where `there` is true, the unit elsewhere. Raises TypeError for a monoid that keeps all
+        its numbers."""
         if np.all(there): return carrier
         if cls.width is None:
             raise TypeError(f"{cls.__name__}: every number must be there, or rows would keep different numbers of them")
@@ -138,16 +141,17 @@ class Monoid:
 
     @classmethod
     def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> Numeric:
-        """As an array of that shape; several columns for each where the width is more than one."""
-        found = cls.finish(*carrier)
-        if not isinstance(found, tuple): return np.broadcast_to(found, shape)
-        columns = [np.broadcast_to(f, shape) for f in found]
+        """Finish a carrier into an array of that shape; each entry takes several columns where the width is more than
+        one."""
+        values = cls.finish(*carrier)
+        if not isinstance(values, tuple): return np.broadcast_to(values, shape)
+        columns = [np.broadcast_to(f, shape) for f in values]
         return np.stack(columns, -1).reshape(*shape[:-1], -1) if columns else np.zeros((*shape[:-1], 0))
 
     @classmethod
     def check(cls, rng: np.random.Generator, rows: int = 3, inner: int = 7, cols: int = 2) -> None:
-        """Raises AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one,
-        what is absent counts as the unit, the closed form is the product and the flags are true."""
+        """Raise AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one,
+        absent entries count as the unit, the closed form is the product and the flags are true."""
         x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
         u = cls.lifted(x[0], w[:, 0])
         if cls.width is not None: check_numbers_merged(cls, u)
@@ -165,7 +169,8 @@ class Monoid:
             check_promise(cls, "a split of the sum", tree, whole)
             if not cls.commutative: continue
             order = rng.permutation(inner)
-            check_promise(cls, "commutative", tabulate(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)  # noqa: B023
+            check_promise(cls, "commutative",
+                          tabulate(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)  # noqa: B023
         for p in (p for p in w.flat if cls.distributes(p)):
             a, b, both = (cls.lifted(u, p) for u in (x[0], x[1], cls.merge(x[0], x[1])))
             check_promise(cls, "distributes", both, cls.merged(a, b))
@@ -175,15 +180,16 @@ class Monoid:
 
 
 def check_numbers_merged(cls: type[Monoid], one: Carrier) -> None:
-    """Raises AssertionError where numbers are merged to what is none, or to more or fewer of them."""
-    for found in (one, cls.merged(one, one), cls.merged(cls.unit(), one), cls.merged(one, cls.unit())):
+    """Raise AssertionError where a merge gives NaN, or more or fewer numbers than the unit has."""
+    for carrier in (one, cls.merged(one, one), cls.merged(cls.unit(), one), cls.merged(one, cls.unit())):
         promise = f"{cls.__name__} breaks its promise: a merge gives {len(cls.unit())} numbers"
-        if len(found) != len(cls.unit()): raise AssertionError(f"{promise}, not {len(found)}")
-        if any(np.isnan(np.asarray(each, float)).any() for each in found): raise AssertionError(f"{promise}, not NaN")
+        if len(carrier) != len(cls.unit()): raise AssertionError(f"{promise}, not {len(carrier)}")
+        if any(np.isnan(np.asarray(number, float)).any() for number in carrier):
+            raise AssertionError(f"{promise}, not NaN")
 
 
 def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
-    """Masked products: a row without anything, tiles without anything, a split of each."""
+    """Check masked products: a row without entries, tiles without entries, a split of each."""
     seen = rng.random(x.shape) < 0.5
     seen[0], seen[1:, 2:4] = False, False
     def lifts(r: int, j: int) -> Iterable[Carrier]:
@@ -197,7 +203,7 @@ def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Gener
 
 
 def check_flags(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Generator) -> None:
-    """Every flag that is set, on random numbers."""
+    """Check every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
     if cls.ordinary: check_promise(cls, "ordinary", of(x, w), x @ w)
     if cls.scale: check_promise(cls, "scale", of(x, w), cls.scale(len(w)) * (x @ w))
@@ -209,7 +215,7 @@ def check_flags(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Genera
 
 
 def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generator) -> Carrier:
-    """Merged in an order nobody chose: neighbours only."""
+    """Merge neighbours under random brackets."""
     if len(carriers) == 1: return carriers[0]
     inner = sorted(rng.choice(range(1, len(carriers)), rng.integers(1, len(carriers)), replace=False))
     total, cuts = cls.unit(), [0, *inner, len(carriers)]
@@ -218,13 +224,13 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
 
 
 def tabulate(rows: int, cols: int, value: Callable[[int, int], ArrayLike]) -> Numeric:
-    """Finished values of every row and column, those of one column beside each other."""
+    """Return finished values of every row and column as an array, the values of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
 def check_promise(cls: type[Monoid], promise: str, found: Numeric | Carrier, wanted: Numeric | Carrier) -> None:
-    """Raises AssertionError naming the promise that is broken."""
+    """Raise AssertionError that names the broken promise."""
     message = f"{cls.__name__} breaks its promise: {promise}"
     if isinstance(found, tuple):
         for f, w in zip(found, wanted, strict=True): np.testing.assert_allclose(f, w, 1e-10, 1e-12, err_msg=message)

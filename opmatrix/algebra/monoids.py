@@ -1,4 +1,4 @@
-"""Sums of every kind, once each. To add one, write its four names and what holds of it: others ask for that alone."""
+"""The monoids, each once. To add one, write its four names and the flags that hold: nothing else is required."""
 from functools import cache
 from typing import Any, NoReturn, TypeAlias
 
@@ -105,7 +105,7 @@ class softmax(Monoid):
         return p @ v / where(mass == 0, 1, mass)
 
 class concat(Monoid):
-    """All of them, in order: a split may cut it, nothing may reorder it."""
+    """All numbers, in order: a split may cut it, but a reordering may not."""
     identity, commutative, homogeneous, width = (), False, True, None
     def lift(x: Scalars, w: Scalars) -> Scalars: return (x * w,)
     def merge(a: Scalars, b: Scalars) -> Scalars: return a + b
@@ -114,7 +114,7 @@ class concat(Monoid):
 @cache
 def topk(k: int) -> Any:
     """The k largest, equal ones by ascending index: values, or `topk(k).indices` (-1 where there is none). Raises
-    TypeError or ValueError for what is no whole number from 1 on."""
+    TypeError or ValueError for a k that is no whole number from 1 on."""
     whole_of(k, "topk: k", 1)
     def finish(*all: Scalars) -> Scalars: return all[::2]
     def indices(*all: Scalars) -> Scalars: return tuple(where(i == inf, -1, i) for i in all[1::2])
@@ -136,44 +136,45 @@ def topk(k: int) -> Any:
 
 
 MONOIDS: tuple[type[Monoid], ...] = (
-    sum, max, min, rectify, mean, sumsq, moments, moments.mean,                       # type: ignore[attr-defined]    # one of its finishes
+    sum, max, min, rectify, mean, sumsq, moments, moments.mean,  # type: ignore[attr-defined]    # one of its finishes
     logsumexp, softmax, concat, topk(1), topk(3), topk(3).indices)
 
 
 @cache
 def called(name: str) -> type[Monoid]:
-    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
+    """Return a monoid by its name, such as `topk(2).indices`. Raises ValueError for any other name."""
     base, _, finish = name.partition(".")
     count = base.removeprefix("topk(").removesuffix(")")
-    found = (topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
-             next((each for each in MONOIDS if each.__name__ == base), None))
-    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
-    if found is None or found.__name__ != name: raise ValueError(f"{name!r:.80} is no monoid")
-    return found
+    monoid = (topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
+             next((candidate for candidate in MONOIDS if candidate.__name__ == base), None))
+    monoid = getattr(monoid, finish, None) if finish and monoid is not None and finish in monoid.finishes else monoid
+    if monoid is None or monoid.__name__ != name: raise ValueError(f"{name!r:.80} is no monoid")
+    return monoid
 
 
 def is_known(monoid: type[Monoid]) -> bool:
-    """Whether a monoid is the one of its name: one's own may have any."""
+    """True if a monoid is the built-in one of its name: a custom monoid may have any name."""
     try: return called(monoid.__name__) is monoid
     except ValueError: return False
 
 
 def monoid_of(given: object, where: str) -> Any:
-    """A monoid, or the one of that name. Raises TypeError for what is none."""
+    """Return a monoid, or the one of that name; a stand-in for one in a law stays. Raises TypeError for anything
+    else."""
     if isinstance(given, str):
         try: return called(given)
         except ValueError:
-            known = ", ".join(sorted(each.__name__ for each in MONOIDS))
+            known = ", ".join(sorted(monoid.__name__ for monoid in MONOIDS))
             raise TypeError(f"{where}: there is no monoid {given!r}: {known}, or a subclass of Monoid") from None
     if hasattr(given, "merge") or not (isinstance(given, STRANGERS) or is_term(given)): return given
-    namesake = getattr(given, "__name__", "")               # of Python's own sum and max
+    namesake = getattr(given, "__name__", "")               # the name of Python's own sum and max
     one = f"opmatrix.algebra.monoids.{namesake}" if hasattr(globals().get(namesake), "merge") else (
         "one of opmatrix.algebra.monoids, or a subclass of Monoid")
     raise TypeError(f"{where}: {brief(given)} is no monoid: give {one}")
 
 
 def refuse_constant_sum(over: type[Monoid]) -> NoReturn:
-    """Raises TypeError for the sum of a row over a monoid whose weights sum to one: it is 1, whatever the row holds."""
+    """Raise TypeError for the sum of a row over a monoid whose weights sum to one: it is 1, whatever the row holds."""
     name = over.__name__
     raise TypeError(f"x @ {name}: {name} weighs values by scores, and a row of scores alone sums to 1 whatever it "
                     f"holds: give both, product(scores, values, over={name})"

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def find_symbols(attribute: object) -> list[sympy.Symbol]:
-    """The symbols in a size, or in a number that is made of sizes, by name."""
+    """Return the symbols in a size, or in a number that is made of sizes, by name."""
     if isinstance(attribute, LiveNumber): attribute = attribute.expression
     return sorted(getattr(attribute, "free_symbols", ()), key=str)
 
 
 def find_names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
-    """Every place where a size has a name, with the name."""
+    """Yield every node where a size has a name, with the name."""
     for node in term.walk():
         if node.kind.name == "symbol": continue             # it stands for any operator, and is refused as such
         for attribute in node.attributes:
             sizes = (attribute, *(attribute.shape if isinstance(attribute, Data) else ()))
-            yield from ((node, found) for each in sizes for found in find_symbols(each) if is_named(found))
+            yield from ((node, symbol) for size in sizes for symbol in find_symbols(size) if is_named(symbol))
 
 
 class UnnumberedSize(InputError, TypeError):
@@ -34,6 +34,6 @@ class UnnumberedSize(InputError, TypeError):
 
 
 def require_numbers(term: Operator) -> None:
-    """Raises InputError for a size that has a name, where only numbers will do."""
+    """Raise InputError for a size that has a name, where only numbers will do."""
     for node, name in find_names(term):
         raise UnnumberedSize(f"{brief(node)}: {name} is the name of a size: a number is needed here")

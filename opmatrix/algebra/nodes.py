@@ -20,42 +20,42 @@ from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
 from opmatrix.algebra.term import KINDS, Body, Kind, Operator, adjoint
 
-ReadAt: TypeAlias = Any                                    # what x is where a term is read: a Shape, arrays, entries
+ReadAt: TypeAlias = Any                                    # x where a term is read: a Shape, arrays, entries
 ScalarBody: TypeAlias = Callable[[Scalars], Scalars]
-Cell: TypeAlias = float | ScalarBody | None                 # an entry: a factor, a function of a number, or nothing
+Cell: TypeAlias = float | ScalarBody | None                 # an entry: a factor, a function of a number, or None
 Sizes: TypeAlias = tuple[LiveSize, ...]
 
 
 def matrix(shape: Body, dense: Body | None, linear: bool | Body = True,
            **more: bool | Body) -> Callable[[Body], Kind]:
-    """Declares an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
+    """Declare an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
     def declare(entry: Body) -> Kind:
         return Kind(entry, shape, dense, linear=linear, row_wise=True, uniform=True, **more)   # type: ignore[arg-type]
     return declare
 
-DERIVATIVES: dict[str, ScalarBody] = {}                      # of functions of one number, by the names of their kinds
+DERIVATIVES: dict[str, ScalarBody] = {}     # derivatives of functions of one number, by the names of their kinds
 
 def scalar_function(derivative: ScalarBody | None = None, **properties: bool) -> Callable[[ScalarBody], Operator]:
-    """Declares a diagonal operator: f on the diagonal, nothing elsewhere. Without a derivative no gradient goes through
-    it."""
+    """Declare a diagonal operator: f on the diagonal, no entries elsewhere. Without a derivative no gradient goes
+    through it."""
     def declare(f: ScalarBody) -> Operator:
         def entry(i: int, j: int) -> Cell: return f if i == j else None
         def of_each(u: Scalars) -> Scalars:
-            if np.shape(found := f(u)) == u.shape: return found
-            raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(found))}: a scalar "
+            if np.shape(values := f(u)) == u.shape: return values
+            raise ShapeError(f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(values))}: a scalar "
                              "function gives one for each entry")
         entry.__name__, entry.__doc__, entry.__module__ = f.__name__, f.__doc__, getattr(f, "__module__", "")
-        made: Operator = matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
-        if derivative is not None: DERIVATIVES[made.kind.name] = derivative
-        return made
+        operator: Operator = matrix(lambda n: (n, n), of_each, linear=False, entrywise=True, **properties)(entry)()
+        if derivative is not None: DERIVATIVES[operator.kind.name] = derivative
+        return operator
     return declare
 
 
-# Matrices of numbers. The adjoint is of n columns coming in.
+# Matrices of numbers. `adjoint` is called with n, the number of columns coming in.
 
 def slice_size(n: LiveSize, lo: LiveSize, hi: LiveSize, what: str) -> None:
-    """The size of a choice of columns, which lie inside where that is known. Of a number of columns no named size may
-    be cut that could be larger: in laws, two sizes would be taken for one."""
+    """Raise ShapeError unless columns lo to hi lie inside n, as far as that is known. A named size that could be larger
+    than a number n is refused too: in laws, two sizes would be taken for one."""
     if any(map(certain, (lo < 0, hi <= lo, n is not N and hi > n))) or (isinstance(n, int) and not certain(hi <= n)):
         raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
@@ -108,7 +108,7 @@ def diag(i: int, j: int, g: Data) -> Cell:
 @matrix(cols_shape, lambda x, lo, hi, of: x[..., lo:hi],
         adjoint=lambda n, lo, hi, of: None if n is N else KINDS["place"](lo, n))
 def cols(i: int, j: int, lo: int, hi: int, of: int | None = None) -> Cell:
-    """Columns lo to hi, without hi; of any number of columns, or of so many."""
+    """Columns lo to hi, without hi; of any number of columns, or of `of` columns."""
     return 1 if i == lo + j else None
 
 @matrix(place_shape, pad_columns, adjoint=lambda k, lo, n: None if k is N else cols(lo, lo + k, n))
@@ -137,7 +137,7 @@ def over_shape(n: LiveSize, a: Operator, m: type[Monoid]) -> Sizes:
     return (*stack, rows, p * m.count(n))
 
 def averaged(n: LiveSize, a: Operator, m: type[Monoid]) -> Operator | None:
-    """The adjoint over a monoid whose products are so many times the matrix product, such as a sum or a mean."""
+    """Return the adjoint over a monoid whose products are a multiple of the matrix product, such as a sum or a mean."""
     if flag(m, "ordinary"): return adjoint(a, n)
     scale: Body | None = getattr(m, "scale", None)
     return adjoint(a, n) * scale(n) if scale and n is not N else None
@@ -152,8 +152,8 @@ def over(i: int, j: int, a: Operator, m: type) -> Cell:
 
 # Functions of one number.
 
-SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(each.derivative, **each.properties)(each.function)
-                                  for name, each in ACTIVATIONS.items()}
+SCALAR_FUNCTIONS: dict[str, Operator] = {name: scalar_function(record.derivative, **record.properties)(record.function)
+                                  for name, record in ACTIVATIONS.items()}
 
 @scalar_function(np.exp, keeps_order=True)
 def exp(u: Scalars) -> Scalars:
@@ -171,14 +171,14 @@ def magnitude(u: Scalars) -> Scalars:
     return np.abs(u)
 
 
-# Combinators: what holds of the whole, from what holds of the parts.
+# Combinators: the properties of the whole follow from the properties of the parts.
 
 def combinator(at_x: int = 0, adjoint: Body | None = None, **properties: bool | Body) -> Callable[[Body], Kind]:
-    """Declares a kind by its body: what it gives at x, of what its children give."""
+    """Declare a kind by its body: the reading at x, computed from the readings of its children."""
     return lambda body: Kind(body, adjoint=adjoint, at_x=at_x, **properties)          # type: ignore[arg-type]
 
 def every(*names: str) -> dict[str, Body]:
-    """Each holds where it holds for all operators among the arguments."""
+    """Return predicates by name: each property holds where it holds for all operators among the arguments."""
     def holds(name: str) -> Body: return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
     return {name: holds(name) for name in names}
 
@@ -187,38 +187,39 @@ PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row
                   "maps_zero_to_zero")
 
 def is_one_row(a: Operator) -> bool:
-    """Whether it gives one row, whatever x is and in every row."""
+    """True if an operator gives one row, the same for every x and in every row."""
     return bool(a.constant and a.uniform)
 
 def holds_scaled(a: Operator, b: Operator, name: str) -> bool:
-    """One factor has the property and the other does not depend on x."""
+    """True if one factor has the property and the other does not depend on x."""
     return bool((getattr(a, name) and b.constant) or (getattr(b, name) and a.constant))
 
 def fitted(u: ReadAt, a: Operator, rows: LiveSize, cols: LiveSize) -> ReadAt:
-    """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
-    own = u.size
-    wanted = (rows if is_one_row(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
-    return u if wanted == own else u.spread(*wanted)
+    """Return the reading u of a, spread to the wanted rows, or columns, where u is the same in all of them."""
+    size = u.size
+    wanted = (rows if is_one_row(a) else size[0], cols if a.level and size[1] != 1 and cols != 1 else size[1])
+    return u if wanted == size else u.spread(*wanted)
 
 def met(x: ReadAt, a: Any, b: Any) -> tuple[ReadAt, ReadAt]:
-    """What both give at x, of as many rows as each other: a row that is the same everywhere belongs to no space."""
+    """Return the readings of both operands at x, with as many rows as each other: a row that is the same everywhere
+    belongs to no space."""
     u, v = a(x), b(x)
     if u.size == v.size: return u, v
     return fitted(u, a.term, *v.size), fitted(v, b.term, *u.size)
 
 def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
-    """Both have the property, or one is a single number that spreads."""
+    """Return a predicate: both operands have the property, or one is a single number that spreads."""
     def holds(a: Operator, b: Operator) -> bool:
-        own = [getattr(c, name) for c in (a, b)]
-        return any(own) and all(has or (is_one_row(c) and c.column) for has, c in zip(own, (a, b), strict=True))
+        held = [getattr(c, name) for c in (a, b)]
+        return any(held) and all(has or (is_one_row(c) and c.column) for has, c in zip(held, (a, b), strict=True))
     return holds
 
 def by_constant(name: str) -> Callable[[Operator, Operator], bool]:
-    """One factor has the property and the other is the same row, whatever x and the row are."""
+    """Return a predicate: one factor has the property and the other is the same row for every x and row."""
     return lambda a, b: (getattr(a, name) and is_one_row(b)) or (getattr(b, name) and is_one_row(a))
 
 def flag(over: object, name: str) -> bool:
-    """A flag of a monoid; one that nobody has chosen yet has none."""
+    """Return a flag of a monoid; False for a monoid that is not chosen yet."""
     return getattr(over, name, False)
 
 def adjoint_of_row(n: LiveSize, a: Operator, b: Operator) -> Operator:
@@ -280,7 +281,8 @@ def turn(x: ReadAt, a: Operator) -> ReadAt:
     return a(x).turn()
 
 def weighted(name: str) -> Body:
-    """In one operand, where the monoid is linear in it and the other does not depend on x."""
+    """Return a predicate: one operand has the property, the monoid is linear in it, and the other operand does not
+    depend on x."""
     return lambda a, b, over, where: ((flag(over, "linear") and holds_scaled(a, b, name))
                                       or (flag(over, "right_linear") and a.constant and getattr(b, name)))
 
@@ -293,7 +295,7 @@ def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
             maps_zero_to_zero=kept_zero, level=lambda a, b, over, where: b.level and flag(over, "right_linear"))
 def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone) -> ReadAt:
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
-    `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
+    `product(given("members"), x, over=mean)` pooling. An absent entry of a relation on the left is left out."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
     if isinstance(u, Shape): check_scores(u, where)
@@ -313,8 +315,8 @@ def join(x: ReadAt, h: int) -> ReadAt:
 
 @combinator(additive=True, row_wise=True, uniform=True)
 def repeat(x: ReadAt, h: int) -> ReadAt:
-    """As many heads as h, each head so many times in a row as they are to one of x: keys and values that groups of
-    queries share (Ainslie et al. 2023, GQA)."""
+    """Each head of x repeated, so that there are h heads, copies side by side: keys and values that groups of queries
+    share (Ainslie et al. 2023, GQA)."""
     return x.repeat(h)
 
 @combinator(additive=True, row_wise=True, uniform=True)
@@ -343,9 +345,9 @@ def keep_top(x: ReadAt, s: Operator, by: Operator, k: int) -> ReadAt:
 
 @combinator(row_linear=True)
 def rotate(x: ReadAt, cos: Data, sin: Data, rest: int = 0) -> ReadAt:
-    """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of
-    position p by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). So
-    many columns behind, the rest, stay as they are."""
+    """Each column of the first half and its partner in the second half, turned by an angle of the row's position: the
+    cosines and sines of position p are row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). The last
+    `rest` columns stay as they are."""
     if len(cos.shape) != 2 or cos.shape != sin.shape:
         raise ShapeError(f"rotate: tables of cosines {cos.shape} and sines {sin.shape}: both are positions × half the "
                          "columns")
@@ -357,7 +359,7 @@ def rotate(x: ReadAt, cos: Data, sin: Data, rest: int = 0) -> ReadAt:
     return turned.beside(x.act(cols(2 * k, n, n))) if rest else turned
 
 @combinator(constant=True, row_wise=True)
-def given(x: ReadAt, field: Literal[*FIELDS], n: int) -> ReadAt:              # type: ignore[valid-type]    # the fields are data
+def given(x: ReadAt, field: Literal[*FIELDS], n: int) -> ReadAt:  # type: ignore[valid-type]    # the fields are data
     """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
     return x.given(field, n)
 
@@ -388,4 +390,4 @@ def symbol(x: ReadAt, name: str, into: Shape, out: Shape, facts: tuple) -> ReadA
     """An operator of which only name, sizes and properties are known."""
     return x.symbol(name, into, out)
 
-LASTING = dict(KINDS)                                       # kinds that files may name: those of one's own come and go
+LASTING = dict(KINDS)                                       # kinds that files may name: custom kinds come and go

@@ -1,4 +1,4 @@
-"""What formulas are written with: the node kinds, and the operators that are made of them."""
+"""The vocabulary of formulas: the node kinds, and the operators that are made of them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -60,45 +60,46 @@ I: Operator = nodes.I()
 ones: Operator = nodes.ones()
 total: Operator = nodes.total()
 share: Operator = nodes.share()                             # row-wise softmax
-sum_heads, transpose = total, turn                          # what numpy's users look for
-zero: Operator = named("zero", ones * 0.0)                  # as wide as what it meets; linear whatever its number is
+sum_heads, transpose = total, turn                          # the names that numpy's users look for
+zero: Operator = named("zero", ones * 0.0)                  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
 
 gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(nodes.SCALAR_FUNCTIONS.__getitem__, (
     "gelu", "gelu_tanh", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"))
-globals().update(nodes.SCALAR_FUNCTIONS)                    # and whatever else has a record
+globals().update(nodes.SCALAR_FUNCTIONS)                    # and all others that have a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
-DEFAULT_BASE = 10000.0                                      # of rotations: Su et al. 2021, section 3.2.2
+DEFAULT_BASE = 10000.0                                      # base of rotations: Su et al. 2021, section 3.2.2
 ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for called, name in names_called(RECORDS.values()).items()}
 
 
 def compose(first: object, *rest: object) -> Any:
-    """first @ .. @ last."""
+    """Compose first @ .. @ last."""
     return reduce(matmul, rest, factor(first))
 
 def row(*parts: object) -> Any:
-    """[A B ..]: what the parts give, side by side."""
+    """Put the results of the parts side by side: [A B ..]."""
     if not parts: raise ShapeError("row(): no parts: give at least one operator")
     return reduce(nodes.row, map(factor, parts))
 
 def col(*parts: object) -> Operator:
-    """[A; B; ..]: the columns of x are cut into one block for each part, and what the parts give is added up."""
+    """Add up the results of the parts: [A; B; ..]. The columns of x are cut into one block for each part."""
     total: Operator = reduce(add, [cols(lo, hi, n) @ part for part, lo, hi, n in spans("col", parts)])
     return total
 
 def diagonal(*parts: object) -> Operator:
-    """A block on the diagonal for each part: every block of columns goes through its own."""
+    """Put each part on the diagonal: every block of columns goes through its own part."""
     blocks: Operator = row(*(cols(lo, hi, n) @ part for part, lo, hi, n in spans("diagonal", parts)))
     return blocks
 
 def blocks(table: Sequence[Sequence[object]]) -> Operator:
-    """A matrix of operators, by rows: x @ [[A, B], [C, D]] is x1 @ [A B] + x2 @ [C D]. None is a block of zeros."""
+    """Build a matrix of operators, by rows: x @ [[A, B], [C, D]] is x1 @ [A B] + x2 @ [C D]. None is a block of
+    zeros."""
     if len({len(line) for line in table} - {0}) != 1 or not all(table):
         raise ShapeError(f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
                          "least one line, of as many blocks each, None for one of zeros")
     columns = zip(*table, strict=True)
     known = ((factor(part).out.cols for part in column if part is not None) for column in columns)
-    widths: list[LiveSize] = [next(found, None) for found in known]
+    widths: list[LiveSize] = [next(column_widths, None) for column_widths in known]
     if None in widths: raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
 
     def filled(line: Sequence[object]) -> list[object]:
@@ -107,7 +108,7 @@ def blocks(table: Sequence[Sequence[object]]) -> Operator:
     return col(*(row(*filled(line)) for line in table))
 
 def spans(what: str, given: Iterable[object]) -> list[tuple[Any, LiveSize, LiveSize, LiveSize]]:
-    """Every part with the columns that it takes, from, to, and of how many."""
+    """Return every part with the columns that it takes: from, to, and of how many."""
     parts = [factor(part) for part in given]
     if not parts: raise ShapeError(f"{what}(): no parts: give at least one operator")
     for k, part in enumerate(parts):
@@ -119,19 +120,19 @@ def spans(what: str, given: Iterable[object]) -> list[tuple[Any, LiveSize, LiveS
 
 
 def given(name: object, n: int | None = None, space: object = None, heads: int = 1) -> Operator:
-    """What the batch gives, whatever x is: one-hot rows by a field, `given("tokens", n)`, whose numbers are below n; a
-    relation of this name or made by `relation`, such as `given("members")`; the matrix of an input, of n columns in
-    each of so many heads, `given("features", n, "V")`. Raises ValueError for an input that is called as a field, and
-    for a field that no batch has."""
-    made: Operator
+    """Read a value from the batch, independent of x: one-hot rows by a field, `given("tokens", n)`, whose numbers are
+    below n; a relation of this name or made by `relation`, such as `given("members")`; the matrix of an input, of n
+    columns in each of `heads` heads, `given("features", n, "V")`. Raises ValueError for an input that has the name of a
+    field, and for a field that no batch has."""
+    source: Operator
     if n is not None: whole_of(n, "given: n", 1)
     if space is None and n is not None and isinstance(name, str) and name not in FIELDS:
         raise ValueError(f"given {name!r}: the fields of a batch are {', '.join(FIELDS)}; an input of {n} columns has "
                          f"rows of a space, given({name!r}, {n}, 'V')")
-    if space is None: made = nodes.related(name) if n is None else nodes.given(name, n)
+    if space is None: source = nodes.related(name) if n is None else nodes.given(name, n)
     elif name in FIELDS: raise ValueError(f"given {name!r}: a batch has a field of this name: call the input otherwise")
-    else: made = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
-    return made
+    else: source = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
+    return source
 
 
 def symbol(name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shape | None = None,
@@ -147,8 +148,8 @@ def symbol(name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shap
         raise TypeError(f"symbol {name}: {sorted(unknown)} are not among {[*PROPERTIES]}")
     x = into if isinstance(into, Shape) else Shape() if into is None else Shape(cols=into)
     y = out if isinstance(out, Shape) else x if out is None else Shape(1, T, out)
-    made: Operator = nodes.symbol(name, x, y, tuple(sorted(name for name, holds in properties.items() if holds)))
-    return made
+    declared: Operator = nodes.symbol(name, x, y, tuple(sorted(name for name, holds in properties.items() if holds)))
+    return declared
 
 
 @operator
@@ -168,22 +169,22 @@ def rmsnorm(x: Value, eps: float) -> Value:
 @operator
 def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
     """Rows of length one in their directions; `least` is added to the square of the length, so a row of zeros stays.
-    Raises InputError for what is no such number."""
+    Raises InputError for a `least` that kernels do not take."""
     check_least(least)
     made: Value = x @ (I * ((square @ ones + least) @ rsqrt))
     return made
 
 def promised_tables(positions: LiveSize, columns: LiveSize, **said: object) -> tuple[Promised, Promised]:
-    """The cosines and sines by which so many columns turn, where a size has no number yet; what is said of them tells
-    tables of one shape apart."""
+    """Return promised tables of the cosines and sines by which so many columns turn, where a size has no number yet.
+    The keyword arguments enter their names, and tell tables of one shape apart."""
     more = "".join(f" {name}={value}" for name, value in sorted(said.items()))
-    cos, sin = (Promised(f"rotary.{each}{more}", (positions, quotient(columns, 2))) for each in ("cos", "sin"))
+    cos, sin = (Promised(f"rotary.{part}{more}", (positions, quotient(columns, 2))) for part in ("cos", "sin"))
     return cos, sin
 
 def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, rest: LiveSize = 0) -> Operator:
-    """RoPE of heads of so many columns at so many positions, and of so many more that stay: Su et al. 2021, section
-    3.2.2. Where a size has no number yet its tables are promised. Raises ShapeError for an odd number of columns,
-    InputError for a base that turns nothing."""
+    """Build RoPE for heads of `columns` columns that turn and `rest` that stay, at so many positions: Su et al. 2021,
+    section 3.2.2. Where a size has no number yet its tables are promised. Raises ShapeError for an odd number of
+    columns, InputError for a base that turns nothing."""
     positions, columns = whole_of(positions, "rotary: positions", 1), whole_of(columns, "rotary: columns", 2)
     if not divides(2, columns):
         raise ShapeError(f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` "
@@ -195,8 +196,8 @@ def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, r
         angles = np.outer(np.arange(positions), base ** (-np.arange(0, columns, 2) / columns))
         turned = rotate(np.cos(angles), np.sin(angles), rest)
     else:
-        said = {} if base == DEFAULT_BASE else dict(rope_theta=base)
-        turned = rotate(*promised_tables(positions, columns, **said), rest)
+        more = {} if base == DEFAULT_BASE else dict(rope_theta=base)
+        turned = rotate(*promised_tables(positions, columns, **more), rest)
     return turned
 
 def affine(w: object, b: object) -> Operator:

@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 __all__ = ["dense", "entrywise"]
 Cells: TypeAlias = dict[tuple[int, int], Cell]               # the entries of a matrix that are there, by place
-ReadInput: TypeAlias = "ArrayLike | csr_array | Batch"        # what a term is read at
-ORACLE_ROWS = 128                                           # of sequences that are computed at a time
+ReadInput: TypeAlias = "ArrayLike | csr_array | Batch"        # an input at which a term is read
+ORACLE_ROWS = 128                                           # rows of the sequences that are computed at a time
 
 
 def reduced(term: Operator) -> tuple[Operator, type[Monoid]]:
-    """The matrix of a matrix kind, and the monoid that it reduces over."""
+    """Return the matrix of a matrix kind, and the monoid that it reduces over."""
     return term.args if term.kind.name == "over" else (term, monoids.sum)
 
 def read_relation(batch: Fields | None, relation: Relation, rows: int | None = None) -> Sparse:
-    """The entries of a relation, whose columns are so many rows where that is known."""
-    found = needed(batch, f"relation {relation}").relation(relation)
-    if rows is not None: found.meets(rows)
-    return found
+    """Return the entries of a relation, whose columns are checked against the number of rows where that is known."""
+    entries = needed(batch, f"relation {relation}").relation(relation)
+    if rows is not None: entries.meets(rows)
+    return entries
 
 def unbound(name: str) -> TypeError:
     return TypeError(f"symbol {name} stands for an unknown operator and has no numbers: "
@@ -56,8 +56,8 @@ def unbound(name: str) -> TypeError:
 
 @dataclass(frozen=True, eq=False)
 class DenseReading(Seeing):
-    """Whole arrays, (heads,) rows x columns, with what the batch says of these rows; a selection stays CSR until it is
-    multiplied, and a relation what it is."""
+    """A reading in whole arrays, (heads,) rows x columns, with the batch's fields of these rows. A selection stays CSR
+    until it is multiplied, and a relation stays sparse."""
     value: Any
     batch: Fields | None = None
     dtype: DTypeLike = np.float64
@@ -67,8 +67,8 @@ class DenseReading(Seeing):
     @cached_property
     def array(self) -> Numeric: return self.taken(self.whole())
     def whole(self) -> Numeric:
-        found: Numeric = self.value.toarray() if hasattr(self.value, "toarray") else self.value
-        return found.dense(self.dtype) if isinstance(found, Sparse) else found
+        array: Numeric = self.value.toarray() if hasattr(self.value, "toarray") else self.value
+        return array.dense(self.dtype) if isinstance(array, Sparse) else array
     @property
     def size(self) -> tuple[int, int]:
         rows, columns = self.value.shape[-2:]
@@ -89,8 +89,8 @@ class DenseReading(Seeing):
         rows, cols = self.array.shape[-2:]
         return self.of(self.array.reshape(h, rows, cols).swapaxes(0, 1).reshape(rows, h * cols))
     def repeat(self, h: int) -> Self:
-        own = self.array.reshape(-1, *self.array.shape[-2:])
-        return self.of(own.repeat(h // len(own), 0))
+        stacked = self.array.reshape(-1, *self.array.shape[-2:])
+        return self.of(stacked.repeat(h // len(stacked), 0))
     def total(self) -> Self: return self.of(self.array.sum(-3) if self.array.ndim == 3 else self.array)
     def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
@@ -100,19 +100,19 @@ class DenseReading(Seeing):
         if len(numbers) == 1: return self.of(numbers[0, places])
         return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
     def related(self, relation: Relation) -> Self:
-        found = read_relation(self.batch, relation)
-        return replace(self, value=found, batch=needed(self.batch, relation).space(relation.rows, found.shape[0]))
+        entries = read_relation(self.batch, relation)
+        return replace(self, value=entries, batch=needed(self.batch, relation).space(relation.rows, entries.shape[0]))
     def entered(self, port: Port) -> Self:
-        found = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
-        rows = needed(self.batch, port).space(port.space, len(found))
-        return replace(self, value=found if found.ndim == 2 else found.swapaxes(0, 1), batch=rows)
+        matrix = needed(self.batch, f"input {port}").input(port).astype(self.dtype)
+        rows = needed(self.batch, port).space(port.space, len(matrix))
+        return replace(self, value=matrix if matrix.ndim == 2 else matrix.swapaxes(0, 1), batch=rows)
     def pick(self, relation: Relation) -> Self:
         at = read_relation(self.batch, relation, self.size[0]).single()
         return replace(self, value=self.array[..., at, :], batch=needed(self.batch, relation).picked(at))
     def symbol(self, name: str, into: Shape, out: Shape) -> Self: raise unbound(name)
 
     def numbers(self, data: Data) -> Numeric:
-        """The array of an attribute, in the number type that is computed in."""
+        """Return the array of an attribute, in the number type of the computation."""
         stored = {} if self.stored is None else self.stored
         if data not in stored: stored[data] = data.array.astype(self.dtype)
         return stored[data]
@@ -120,12 +120,12 @@ class DenseReading(Seeing):
     def act(self, term: Operator) -> Self:
         if (multiply := term.kind.dense) is not None:
             stacked = any(isinstance(a, Data) and len(a.shape) == 3 for a in term.args)
-            given = [self.numbers(a) if isinstance(a, Data) else a for a in term.args]
+            operands = [self.numbers(a) if isinstance(a, Data) else a for a in term.args]
             if isinstance(self.value, HeadBlocks) and not stacked:
                 shape = (*self.value.shape[:-1], self.value.shape[-1] if term.diagonal else 1)
-                return self.in_heads(shape, lambda x: multiply(x, *given))
+                return self.in_heads(shape, lambda x: multiply(x, *operands))
             sparse = term.kind.name == "weight" and not stacked         # a stack multiplies arrays only
-            return self.of(multiply(self.value if sparse else self.array, *given))
+            return self.of(multiply(self.value if sparse else self.array, *operands))
         matrix, over = reduced(term)
         *shape, n = self.value.shape
         heads = [*tabulate_heads(matrix, n)]
@@ -134,12 +134,13 @@ class DenseReading(Seeing):
         return self.in_heads((*shape, p * over.count(n)), lambda x: self.reduce(x, over, *heads[0]))
 
     def reduce(self, x: Numeric, over: type[Monoid], entries: Cells, n: int, p: int) -> Numeric:
-        """One head's matrix over a monoid: at once where entries are numbers, one by one where they are functions."""
+        """Reduce by one head's matrix over a monoid: at once where entries are numbers, one by one where they are
+        functions."""
         if any(map(callable, entries.values())):
             lifted = [(j, over.entry(e, i)(x[..., i])) for (i, j), e in entries.items()]
             columns = [merged(over, (c for k, c in lifted if k == j)) for j in range(p)]
-            found = [over.finished(c, x.shape[:-1]) for c in columns]
-            return np.stack(found, -1) if over.width == 1 else np.concatenate(found, -1)
+            values = [over.finished(c, x.shape[:-1]) for c in columns]
+            return np.stack(values, -1) if over.width == 1 else np.concatenate(values, -1)
         right, present = np.zeros((n, p), self.dtype), np.zeros((n, p), bool)
         for at, e in entries.items(): right[at], present[at] = e, True
         if over.closed and present.all(): return np.asarray(over.closed(x, right, None), self.dtype)
@@ -156,25 +157,26 @@ class DenseReading(Seeing):
         return self.in_heads(shape, make, other)
 
     def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
-        """A product with a relation: its entries alone, the first of all rows, then the second."""
+        """Compute a product with a relation from its entries alone: the first entry of all rows, then the second, and
+        so on."""
         right, shape = other.array, (*other.array.shape[:-2], self.size[0], other.size[1])
         total = tuple(np.full(shape, c, self.dtype) for c in over.unit())
         for rows, at, numbers in self.value.layers():
-            if seen is not None: rows, at, numbers = (each[seen[rows, at]] for each in (rows, at, numbers))
+            if seen is not None: rows, at, numbers = (part[seen[rows, at]] for part in (rows, at, numbers))
             fresh = over.lifted(numbers[:, None].astype(self.dtype), right[..., at, :], at[:, None])
-            found = over.merged(tuple(c[..., rows, :] for c in total), fresh)
-            for c, new in zip(total, found, strict=True): c[..., rows, :] = new
+            carrier = over.merged(tuple(c[..., rows, :] for c in total), fresh)
+            for c, new in zip(total, carrier, strict=True): c[..., rows, :] = new
         return np.asarray(over.finished(total, shape), self.dtype)
 
 
 def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
-    """Merged, not finished."""
+    """Merge carriers without finishing."""
     total = over.unit()
     for c in carriers: total = over.merged(total, c)
     return total
 
 def tabulate_heads(matrix: Operator, n: int) -> Iterator[tuple[Cells, int, int]]:
-    """The entries that are there, by place, and the size: once, or once for each head of a stack."""
+    """Yield the entries that are there, by place, and the size: once, or once for each head of a stack."""
     *stack, _, p = matrix.shape_of(n)
     for k in range(*stack or [1]):
         args = [a.head(k) if isinstance(a, Data) else a for a in matrix.args]
@@ -188,7 +190,7 @@ class ExactData:
     def __getitem__(self, at: int | tuple[int, ...]) -> object: return self.number(self.data[at])
     @classmethod
     def of(cls, a: object, head: int, number: ScalarBody) -> object:
-        """An attribute as it is, an array of one head exactly."""
+        """Return an attribute as it is, an array as the exact numbers of one head."""
         return cls(a.head(head), number) if isinstance(a, Data) else a
 
 
@@ -210,7 +212,7 @@ class Entrywise(SeeingEntries):
         _, rows, columns = self.value.shape
         return rows, columns
     def spread(self, rows: int, cols: int) -> Entrywise:
-        """So many rows and columns, of what is the same in all of them."""
+        """Spread a value that is the same in all its rows, or columns, to this size."""
         _, r, c = self.value.shape
         return self.of((len(self.value), rows, cols),
                        lambda h, i, j: self.value[h, i if r == rows else 0, j if c == cols else 0])
@@ -230,7 +232,7 @@ class Entrywise(SeeingEntries):
             return self.kept(self.at(h, r, j), row, [*before], k)
         return self.of(by.value.shape, at)
     def kept(self, own: Any, row: Any, before: list[Any], k: int) -> object:
-        """An entry, where fewer than k of its row come before it, else 0."""
+        """Return an entry where fewer than k of its row come before it, else 0; NaN where its row has one."""
         if any(isinstance(v, float) and isnan(v) for v in row): return nan
         return own if sum(map(bool, before)) < k else self.number(0.0)
     def turn(self) -> Entrywise:
@@ -261,19 +263,19 @@ class Entrywise(SeeingEntries):
             return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
         return self.of((table.shape[0], len(at), len(at)), number)
     def related(self, relation: Relation) -> Entrywise:
-        found = read_relation(self.batch, relation)
-        numbers = found.dense()
-        made = self.of((1, *found.shape), lambda _, r, j: self.number(float(numbers[r, j])))
-        rows = needed(self.batch, relation).space(relation.rows, found.shape[0])
-        return replace(made, batch=rows, present=found.there())
+        entries = read_relation(self.batch, relation)
+        numbers = entries.dense()
+        reading = self.of((1, *entries.shape), lambda _, r, j: self.number(float(numbers[r, j])))
+        rows = needed(self.batch, relation).space(relation.rows, entries.shape[0])
+        return replace(reading, batch=rows, present=entries.there())
     def entered(self, port: Port) -> Entrywise:
-        found = needed(self.batch, f"input {port}").input(port).reshape(-1, port.heads, port.columns)
-        made = self.of((port.heads, len(found), port.columns), lambda h, r, j: self.number(float(found[r, h, j])))
-        return replace(made, batch=needed(self.batch, port).space(port.space, len(found)))
+        matrix = needed(self.batch, f"input {port}").input(port).reshape(-1, port.heads, port.columns)
+        reading = self.of((port.heads, len(matrix), port.columns), lambda h, r, j: self.number(float(matrix[r, h, j])))
+        return replace(reading, batch=needed(self.batch, port).space(port.space, len(matrix)))
     def pick(self, relation: Relation) -> Entrywise:
         at = read_relation(self.batch, relation, self.size[0]).single()
-        made = self.of((len(self.value), len(at), self.size[1]), lambda h, r, j: self.value[h, at[r], j])
-        return replace(made, batch=needed(self.batch, relation).picked(at))
+        reading = self.of((len(self.value), len(at), self.size[1]), lambda h, r, j: self.value[h, at[r], j])
+        return replace(reading, batch=needed(self.batch, relation).picked(at))
     def symbol(self, name: str, into: Shape, out: Shape) -> Entrywise: raise unbound(name)
 
     def act(self, term: Operator) -> Entrywise:
@@ -297,41 +299,43 @@ class Entrywise(SeeingEntries):
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
 
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
-        """Every value of every column; what is not exact where exact numbers are asked for is an error."""
+        """Compute every value of every column. Raises TypeError for a value that is not exact where exact numbers are
+        requested."""
         def at(h: int, r: int, j: int) -> object:
-            try: found = value(h, r, j // width)
+            try: result = value(h, r, j // width)
             except TypeError as error:
                 if self.number is float: raise
                 raise TypeError(f"{brief(doing)} has no exact value: {error}") from error
-            if isinstance(found, tuple):
-                if len(found) != width: raise TypeError(f"{brief(doing)} gives {len(found)} numbers, not {width}")
-                found = found[j % width]
-            found = found.item() if isinstance(found, np.ndarray) else found
-            if self.number is not float and isinstance(found, float) and np.isfinite(found):
+            if isinstance(result, tuple):
+                if len(result) != width: raise TypeError(f"{brief(doing)} gives {len(result)} numbers, not {width}")
+                result = result[j % width]
+            result = result.item() if isinstance(result, np.ndarray) else result
+            if self.number is not float and isinstance(result, float) and np.isfinite(result):
                 raise TypeError(f"{brief(doing)} has no exact value: it is no polynomial of its input")
-            return found
+            return result
         return self.of((*shape[:2], shape[2] * width), at)
 
 
 def dense(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Numeric:
-    """The term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR selection or a
-    Batch, which stands for its one-hot tokens. Of sequences that do not see each other some are computed at a time."""
+    """Compute the term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR
+    selection or a Batch, which stands for its one-hot tokens. Sequences that do not see each other are computed a few
+    at a time."""
     value = entered(term, x, batch, dtype)
     for f in factors(term): value = apply_factor(f, value)
     return np.asarray(value.array)
 
 def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:
-    """What a term is given, as its first factor takes it. Raises as `dense` does."""
+    """Return the input of a term, as its first factor takes it. Raises as `dense` does."""
     x, batch = check_input(term, x, batch)
     return DenseReading(x.astype(dtype) if hasattr(x, "toarray") else np.asarray(x, dtype), batch, dtype)
 
 def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
-    """One factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
+    """Apply one factor of the model; scores are only ever as large as one sequence, or as those of ORACLE_ROWS rows."""
     value, batch, stored = x.value, x.batch, dict[Data, Numeric]()
 
     def at(value: object, batch: Fields | None) -> DenseReading:
-        found: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
-        return found.of(found.array)
+        reading: DenseReading = read(term, DenseReading(value, batch, x.dtype, stored), {})
+        return reading.of(reading.array)
     if not isinstance(batch, Batch) or len(batch) < 2 or term.row_wise or not separate(term): return at(value, batch)
     pieces = [*(batch if batch.alone else batch.pieces(ORACLE_ROWS))]
     starts = np.cumsum([0, *(piece.rows for piece in pieces)])
@@ -346,19 +350,19 @@ def apply_factor(term: Operator, x: DenseReading) -> DenseReading:
 
 def entrywise(term: Operator, x: ReadInput, batch: Batch | None = None,
               number: ScalarBody = float) -> NDArray[np.object_]:
-    """The term at x by definition, one scalar after another: an object array, heads x rows x columns. `number=Fraction`
-    is exact, for what is polynomial. Raises TypeError naming the operator that is not."""
+    """Compute the term at x by definition, one scalar after another: an object array, heads x rows x columns.
+    `number=Fraction` is exact, for polynomial terms. Raises TypeError naming the operator that is not polynomial."""
     x, batch = check_input(term, x, batch)
     x = np.asarray(x.toarray() if hasattr(x, "toarray") else x)
     start = Entrywise(x if x.ndim == 3 else x[None], batch, number)
     def one(*at: int) -> object:                            # Python's own: Fractions of numpy's whole numbers overflow
         return v if isinstance(v := start.value.item(at), Fraction) else number(v)
     exact = start.of(start.value.shape, one)
-    found: NDArray[np.object_] = term(exact).value
-    return found
+    values: NDArray[np.object_] = term(exact).value
+    return values
 
 def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch | None]:
-    """x as an array or a selection, and its batch, checked against what the term takes."""
+    """Return x as an array or a selection, and its batch, checked against the input that the term takes."""
     require_numbers(term)
     if isinstance(x, Batch): x, batch = first(term, x), x
     x = x if hasattr(x, "toarray") else np.asarray(x)
@@ -372,12 +376,12 @@ def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch
     return x, batch
 
 def first(term: Operator, batch: Batch) -> csr_array | NDArray[np.float64]:
-    """The one-hot tokens that a term takes; of one that takes anything, as what begins with an input does, a column
-    that nobody reads."""
+    """Return the one-hot tokens that a term takes; for a term that takes any columns, such as one that begins with an
+    input, a column that no operation reads."""
     return batch.selection("tokens", term.into.cols) if isinstance(term.into.cols, int) else np.zeros((batch.rows, 1))
 
 def factors(term: Operator) -> Iterator[Operator]:
-    """What x goes through, one after the other."""
+    """Yield the factors that x goes through, one after the other."""
     todo = [term]
     while todo:
         node = todo.pop()
@@ -385,8 +389,8 @@ def factors(term: Operator) -> Iterator[Operator]:
         else: yield node
 
 def separate(term: Operator) -> bool:
-    """Whether every sequence can be computed alone: tokens are only ever contracted under a pattern within sequences,
-    and what has tokens as columns goes to such a product, through nothing but functions of single entries."""
+    """True if every sequence can be computed alone: tokens are only ever contracted under a pattern within sequences,
+    and a value with tokens as columns goes to such a product through functions of single entries alone."""
     def apart(node: Operator) -> bool:
         match node.kind.name, node.args:
             case "product", (_, b, over, where):            # an index counts all tokens of the batch

@@ -1,5 +1,6 @@
-"""What may be true of an operator, each property declared once, by two arrays that are equal where it holds. Kinds say
-in nodes.py which they have; laws ask for them by name, and what a graph knows of its classes is derived from them."""
+"""The properties of operators, each declared once, by two arrays that are equal where it holds. Kinds declare in
+nodes.py which of them they have; laws require them by name, and the properties that a graph knows of its classes are
+derived from them."""
 from typing import TypeAlias
 
 import numpy as np
@@ -14,11 +15,11 @@ HeadRows: TypeAlias = NDArray[np.float64]                   # heads x rows x col
 
 
 def weights(x: HeadRows) -> HeadRows:
-    """A number for each row of each head."""
+    """Return a number for each row of each head."""
     return np.linspace(0.5, 2, x[..., 0].size).reshape(*x.shape[:-1], 1)
 
 def splice_halves(x: HeadRows, y: HeadRows, axis: int) -> HeadRows:
-    """The first half of x, then the second of y."""
+    """Return the first half of x, then the second half of y."""
     (first, _), (_, second) = (np.array_split(a, 2, axis) for a in (x, y))
     return np.concatenate([first, second], axis)
 

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
 
 def size(name: str) -> sympy.Symbol:
-    """A live size: a positive integer that nobody has fixed yet."""
+    """Return a live size: a positive integer that is not fixed yet."""
     import sympy
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 class ShapeError(TypeError):
-    """Two sizes that should be equal are not: names the operation, both shapes and the axis."""
+    """An error: two sizes that should be equal are not. The text names the operation, both shapes and the axis."""
 
 
 class Needs(Exception):
-    """An unknown size of the input turned out to be this."""
+    """A signal: an unknown size of the input must be the size that was found."""
     def __init__(self, unknown: LiveSize, found: LiveSize) -> None: self.sizes = {unknown: found}
 
 
 def expression(n: LiveSize) -> sympy.Expr:
-    """A size as an expression. Text is none: reading it as one would run it. Raises ShapeError."""
+    """Return a size as an expression. Raises ShapeError for text: to read it as an expression would run it."""
     import sympy
     try: return sympy.sympify(n, strict=True)
     except sympy.SympifyError:
@@ -48,40 +48,42 @@ def expression(n: LiveSize) -> sympy.Expr:
 
 
 def as_int(n: LiveSize) -> LiveSize:
-    """An integer of sympy as an int, the symbol of one of our sizes as that size; anything else as it is."""
+    """Return an integer of sympy as an int, the symbol of a live size as that size, and anything else as it is."""
     if isinstance(n, int | Live): return n
-    found: LiveSize = int(n) if getattr(n, "is_Integer", False) else getattr(n, "live", n)
-    return found
+    plain: LiveSize = int(n) if getattr(n, "is_Integer", False) else getattr(n, "live", n)
+    return plain
 
 
-RESERVED = {each.name: each for each in (H, N, S, T)}        # what no size of a model may be called
+RESERVED = {live.name: live for live in (H, N, S, T)}        # names that no size of a model may have
 
 
 def is_named(n: LiveSize) -> bool:
-    """Whether a size has names for numbers, and all of them a model's own."""
+    """True if a size has names for numbers, and all of them are a model's own."""
     return not isinstance(n, int | Live) and bool(n.free_symbols) and all(
-        each == size(each.name) and each.name not in RESERVED for each in n.free_symbols)
+        symbol == size(symbol.name) and symbol.name not in RESERVED for symbol in n.free_symbols)
 
 
 def certain(claim: object) -> bool:
-    """Whether a claim about sizes holds whatever they are: one of symbols may be open."""
+    """True if a claim about sizes holds for all their values; a claim about symbols may be open."""
     return bool(claim == True)                              # noqa: E712    # `bool` of an open one raises
 
 
 def quotient(n: LiveSize, parts: LiveSize) -> LiveSize:
-    """The size of each of so many equal parts of n."""
+    """Return the size of each of `parts` equal parts of n."""
     if isinstance(n, int) and isinstance(parts, int): return n // parts
     return as_int(expression(n) / expression(parts))
 
 
 def divides(parts: LiveSize, n: LiveSize) -> bool:
-    """Whether n falls into so many equal parts; names may stand for sizes that do, unless no sizes are such."""
+    """True if n falls into `parts` equal parts. Named sizes may stand for numbers that do, so False means that no
+    numbers do."""
     if isinstance(n, int) and isinstance(parts, int): return n % parts == 0
     return (expression(n) / expression(parts)).is_integer is not False
 
 
 def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
-    """The positive whole number or expression at which a equals b, linear in the unknown; None where there is none."""
+    """Return the positive whole number or expression at which a equals b, linear in the unknown; None where there is
+    none."""
     for one, other in ((a, b), (b, a)):
         if one is unknown and (isinstance(other, int) or (other.is_Symbol and other is not unknown)): return other
     if isinstance(a, int | Live) and isinstance(b, int | Live): return None
@@ -93,40 +95,43 @@ def root(a: LiveSize, b: LiveSize, unknown: LiveSize) -> LiveSize | None:
     at_zero = difference.subs(unknown, 0)
     slope = difference.subs(unknown, 1) - at_zero
     if slope == 0 or difference.subs(unknown, 2) != at_zero + 2 * slope: return None
-    found = sympy.cancel(-at_zero / slope)
-    return None if found.is_integer is False or found.is_positive is False else as_int(found)
+    solution = sympy.cancel(-at_zero / slope)
+    return None if solution.is_integer is False or solution.is_positive is False else as_int(solution)
 
 
 def untaken(name: str, taken: Container[str]) -> str:
-    """The name, or where it is taken the first with a number behind it that is not."""
+    """Return the name, or where it is taken the first with a number behind it that is free."""
     numbered = (f"{name}_{number}" for number in count(2))
-    return next(each for each in chain([name], numbered) if each not in taken)
+    return next(candidate for candidate in chain([name], numbered) if candidate not in taken)
 
 
 def agree(a: LiveSize, b: LiveSize, axis: str, left: object, right: object, *doing: object,
           spread: bool = False) -> LiveSize:
-    """The one size that both axes have; a size of one spreads where allowed, so there unknown heads are one."""
+    """Return the one size that both axes have; a size of one spreads where allowed, so there unknown heads are one.
+    Raises Needs for an unknown size, ShapeError for sizes that differ."""
     if a is b or a == b: return a
     if spread and (a == 1 or b == 1): return b if a == 1 else a
     for unknown in (H, N):
-        if (found := root(a, b, unknown)) is not None: raise Needs(unknown, 1 if spread and unknown is H else found)
+        if (solution := root(a, b, unknown)) is not None:
+            raise Needs(unknown, 1 if spread and unknown is H else solution)
     raise ShapeError(f"{' '.join(map(brief, doing))}: {left} against {right}: {axis} {a} ≠ {b}")
 
 
 def expect(rows: LiveSize, origin: Space) -> None:
-    """Rows of T stand for those of any space until a relation says which they are: Needs tells."""
+    """Raise Needs where rows of T must be the rows of another space: T stands for any space until a relation tells
+    which."""
     if rows is T and origin is not T: raise Needs(T, origin)
 
 
 def is_fixed_value(term: Operator, columns: LiveSize) -> bool:
-    """Whether an operator on the right of a value of so many columns is meant as a value, not to be applied: one that
-    needs no x, whose rows are no tokens, or are what the columns stand for."""
+    """True if an operator on the right of a value with so many columns is meant as a value, not to be applied: it needs
+    no x, and its rows are of no space, or are the rows that the columns stand for."""
     if not term.constant or term.uniform: return False
     return not isinstance(term.out.rows, Space) or bool(term.out.rows is columns)
 
 
 class Reading(Protocol):
-    """What x may be where a term is read: a shape, arrays, entries."""
+    """A value of x at which a term is read: a shape, arrays, entries."""
     def act(self, matrix: Operator, /) -> Self: ...
 
 
@@ -134,7 +139,7 @@ R = TypeVar("R", bound=Reading)
 
 
 class Memo(Protocol[R]):
-    """What has been read of terms at some x."""
+    """The results of terms that were read at some x."""
     def get(self, key: tuple[Operator, R], /) -> R | None: ...
     def __setitem__(self, key: tuple[Operator, R], found: R, /) -> None: ...
 
@@ -158,23 +163,24 @@ class Shape(NamedTuple):
     def __mul__(self, other: Shape) -> Shape: return self.pointwise(other, "*")     # type: ignore[override]
 
     def keep_top(self, by: Shape, k: LiveSize) -> Shape:
-        """The k largest of each row by other numbers, of as many columns; of one's own, one head may serve all."""
-        found = self.pointwise(by, "keep_top by")
-        if found != by: raise ShapeError(f"keep_top by: {self} by {by}: give a number to go by for each that is kept")
+        """Keep the k largest of each row by other numbers, which have as many columns; one head of the values may serve
+        all."""
+        shape = self.pointwise(by, "keep_top by")
+        if shape != by: raise ShapeError(f"keep_top by: {self} by {by}: give a number to go by for each that is kept")
         if certain(k < 1) or (by.cols is not N and certain(k > by.cols)):
             raise ShapeError(f"keep_top: k = {k} of {by.cols} columns: it is from 1 to {by.cols}")
-        return found
+        return shape
 
     def act(self, matrix: Operator) -> Shape:
-        """Through an operator matrix, or a stack of them with one for each head."""
+        """Apply an operator matrix, or a stack of matrices with one for each head."""
         *heads, rows, cols = matrix.shape_of(self.cols)
         agree(self.cols, rows, "columns against rows", self, f"({rows} × {cols})", "@", matrix)
-        own = heads[0] if heads else self.heads
-        return Shape(agree(self.heads, own, "heads", self, matrix, "@", matrix, spread=True), self.rows, cols)
+        matrix_heads = heads[0] if heads else self.heads
+        return Shape(agree(self.heads, matrix_heads, "heads", self, matrix, "@", matrix, spread=True), self.rows, cols)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Shape:
-        """Through an operator of which only the sizes are known; one that takes anything gives what it declares, and
-        declared rows that are no tokens stay."""
+        """Apply an operator of which only the sizes are known. One that takes anything gives the shape that it
+        declares, and declared rows that are no tokens stay."""
         if into.cols is not N: agree(self.cols, into.cols, "columns", self, into, "@", name)
         heads = self.heads if out.heads is H else out.heads
         if into.cols is not N: heads = agree(self.heads, heads, "heads", self, out, "@", name, spread=True)
@@ -182,7 +188,7 @@ class Shape(NamedTuple):
         return Shape(heads, rows, self.cols if out.cols is N else out.cols)
 
     def pick(self, relation: Relation) -> Shape:
-        """One row of these for each row of the relation."""
+        """Pick one of these rows for each row of the relation."""
         expect(self.rows, origin := space(relation.cols))
         agree(self.rows, origin, "rows against columns", self, relation, "@ pick")
         return Shape(self.heads, space(relation.rows), self.cols)
@@ -194,7 +200,8 @@ class Shape(NamedTuple):
     def size(self) -> tuple[LiveSize, LiveSize]: return self.rows, self.cols
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> Shape:
-        """So many rows and columns, of what is the same in all of them: where both are of a space, that of others."""
+        """Return the shape of a value that is the same in all its rows, or columns: where its size and the wanted one
+        are both spaces, it takes the wanted one."""
         def of(has: LiveSize, wanted: LiveSize) -> LiveSize:
             return wanted if isinstance(has, Space) and isinstance(wanted, Space) else has
         return Shape(self.heads, of(self.rows, rows), of(self.cols, cols))
@@ -217,12 +224,12 @@ class Shape(NamedTuple):
     def turn(self) -> Shape: return Shape(self.heads, self.cols, self.rows)
 
     def beside(self, other: Shape) -> Shape:
-        """Columns next to columns."""
+        """Put columns next to columns."""
         return Shape(agree(self.heads, other.heads, "heads", self, other, "row"),
                      agree(self.rows, other.rows, "rows", self, other, "row"), as_int(self.cols + other.cols))
 
     def product(self, other: Shape, over: object, where: object) -> Shape:
-        """Value times value: columns of the left against rows of the right."""
+        """Multiply value by value: columns of the left against rows of the right."""
         doing = "product over", getattr(over, "__name__", over)
         if isinstance(self.cols, Space): expect(other.rows, self.cols)
         heads = agree(self.heads, other.heads, "heads", self, other, *doing, spread=True)
@@ -232,20 +239,20 @@ class Shape(NamedTuple):
             other.cols * (other.rows if width is None else width)))
 
     def split(self, h: LiveSize) -> Shape:
-        """Columns into h heads."""
+        """Split columns into h heads."""
         agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")
         if certain(h < 1) or not divides(h, self.cols):
             raise ShapeError(f"@ heads({h}): {self} has {self.cols} columns, which {h} heads do not divide")
         return Shape(h, self.rows, quotient(self.cols, h))
 
     def repeat(self, h: LiveSize) -> Shape:
-        """Each head for a group of so many that there are h."""
+        """Repeat each head for a group of equal size, so that there are h heads."""
         if self.heads is not H and (certain(h < 1) or not divides(self.heads, h)):
             raise ShapeError(f"@ repeat({h}): {self} has {self.heads} heads, which do not divide {h}")
         return Shape(h, self.rows, self.cols)
 
     def fold(self, h: LiveSize) -> Shape:
-        """So many heads, each the sum of a group."""
+        """Sum groups of heads, so that there are h heads."""
         if self.heads is not H and (certain(h < 1) or not divides(h, self.heads)):
             raise ShapeError(f"@ fold({h}): {self} has {self.heads} heads, which {h} groups do not divide")
         return Shape(h, self.rows, self.cols)
@@ -254,6 +261,6 @@ class Shape(NamedTuple):
     def dropped(self, name: str, rate: float) -> Shape: return self
 
     def join(self, h: LiveSize) -> Shape:
-        """Heads side by side."""
+        """Put heads side by side."""
         agree(self.heads, h, "heads", self, f"join({h})", "@", f"join({h})")
         return Shape(1, self.rows, as_int(self.cols * h))

@@ -1,5 +1,6 @@
-"""The term: a hash-consed node (kind, children, static attributes). One body per kind; what `x` is decides the reading:
-shapes in, shapes out; numbers in, numbers out. An Operator is a term; a Value is what a term gives at the unknown x."""
+"""The term: a hash-consed node (kind, children, static attributes). One body per kind; the type of `x` decides the
+reading: shapes in, shapes out; numbers in, numbers out. An Operator is a term; a Value is the result of a term at the
+unknown x."""
 from __future__ import annotations
 
 import inspect
@@ -23,22 +24,22 @@ from opmatrix.algebra.shapes import H, LiveSize, Memo, Needs, R, Shape, ShapeErr
 
 __all__ = ["Data", "Operator", "ShapeError", "Value", "formula", "named", "operator", "substitute"]
 
-Body: TypeAlias = Callable[..., Any]                        # of a kind or what is declared with it: reads its arguments
-RowFunction: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]       # of heads x rows x columns
+Body: TypeAlias = Callable[..., Any]                        # a body of a kind or of a predicate: it reads the arguments
+RowFunction: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # from and to heads x rows x columns
 BothSides: TypeAlias = Callable[[RowFunction, NDArray[np.float64], NDArray[np.float64]],
                                 tuple[NDArray[np.float64], NDArray[np.float64]]]
 KINDS: dict[str, Kind] = {}                                 # name -> kind
 PROPERTIES: dict[str, Property] = {}                        # name -> property
-READERS: dict[type, Body] = {                               # of an attribute, its kind and its name: by its annotation
+READERS: dict[type, Body] = {                               # annotation -> reader of (attribute, kind, name)
     Data: lambda given, *_: Data.of(given), type: lambda given, kind, _: monoid_of(given, kind),
     Relation: lambda given, kind, _: relation_of(given, kind), Pattern: lambda given, kind, _: pattern_of(given, kind),
     int: lambda given, kind, name: whole_of(given, f"{kind}: {name}")}
 
 
 class Property(NamedTuple):
-    """What may be true of an operator. `sides(f, x, y)` gives two arrays that are equal where it is: f gives heads x
-    rows x columns at random inputs x and y. It follows from each of `implied`; `measured` tells it from a term's
-    sizes."""
+    """A property that an operator may have. `sides(f, x, y)` gives two arrays that are equal where it holds: f gives
+    heads x rows x columns at random inputs x and y. It follows from each of `implied`; `measured` tells it from a
+    term's sizes."""
     sides: BothSides
     implied: tuple[str, ...] = ()
     measured: Callable[[Operator], bool] | None = None
@@ -48,22 +49,23 @@ class Property(NamedTuple):
 
 
 def holding(*implied: str, measured: Callable[[Operator], bool] | None = None) -> Callable[[BothSides], Property]:
-    """Declares a property of operators by what it means; see Property. It becomes an attribute of all of them."""
+    """Declare a property of operators by its meaning; see Property. It becomes an attribute of all of them."""
     def enter(sides: BothSides) -> Property:
-        made = PROPERTIES[sides.__name__] = Property(sides, implied, measured)
+        declared = PROPERTIES[sides.__name__] = Property(sides, implied, measured)
         setattr(Operator, sides.__name__, make_property(sides.__name__))
-        return made
+        return declared
     return enter
 
 
 class Kind:
     """One node kind. Children are the parameters annotated Operator; the others are static attributes. Its name is that
-    of its body, or with a number behind it where a kind has that already: none takes another's place.
+    of its body, with a number behind it where another kind has that name already, so no kind replaces another.
 
     `matrix` gives a matrix kind its shape from the columns of x, `dense` its action on an array, and `adjoint` the
-    transposed operator for so many columns. A property is a bool or a predicate of the arguments, named as in
-    PROPERTIES; what is not declared and not implied does not hold. `at_x`: so many of its children, from the left, the
-    body reads at x itself; a long chain of kinds that so read their first is read in a loop."""
+    transposed operator for a number of columns. A property is a bool or a predicate of the arguments, named as in
+    PROPERTIES; a property that is neither declared nor implied does not hold. `at_x`: the number of its children, from
+    the left, that the body reads at x itself; a long chain of kinds that read their first child so is read in a
+    loop."""
     def __init__(self, body: Body, matrix: Body | None = None, dense: Body | None = None, adjoint: Body | None = None,
                  at_x: int = 0, **properties: bool | Body) -> None:
         self.name, self.body, self.doc = untaken(body.__name__, KINDS), body, body.__doc__
@@ -102,31 +104,33 @@ class Kind:
 
 
 def lift(other: Any) -> Any:
-    """Numbers and rows of numbers are constant operators; a monoid by itself reduces every row. Raises TypeError for
-    one by which every row is reduced to 1."""
+    """Return an operand as an operator: numbers and rows of numbers are constant operators; a monoid by itself reduces
+    every row. Raises TypeError for a monoid by which every row is reduced to 1."""
     if isinstance(other, (Operator, Value)): return other
     if not hasattr(other, "merge"): return KINDS["const"](other)
     return refuse_constant_sum(other) if other.normalised else KINDS["over"](KINDS["ones"](), other)
 
 def factor(other: Any) -> Any:
-    """What may follow an @: a plain matrix is a weight."""
+    """Return an operand that follows an @ as an operator: a plain matrix is a weight."""
     return lift(other) if isinstance(other, (Operator, Value, type)) or np.ndim(other) < 2 else KINDS["weight"](other)
 
 def fixed(*terms: object) -> bool:
-    """What does not depend on x meets values and operators alike."""
+    """True if no term depends on x; such a term meets values and operators alike."""
     return all(isinstance(t, Operator) and t.constant for t in terms)
 
 def make_property(name: str) -> property:
-    """A property of an operator, found once: measured, declared with its kind, or implied by stronger ones."""
-    said = PROPERTIES[name]
+    """Make a property of operators, found once for each: measured, declared with its kind, or implied by stronger
+    ones."""
+    declared = PROPERTIES[name]
 
     def holds(self: Operator) -> bool:
         if name not in self.facts:
-            own = self.kind.properties.get(name)
-            self.facts[name] = bool((own and own(*self.args)) or (said.measured and said.measured(self))
-                                    or any(getattr(self, stronger) for stronger in said.implied))
+            predicate = self.kind.properties.get(name)
+            self.facts[name] = bool((predicate and predicate(*self.args))
+                                    or (declared.measured and declared.measured(self))
+                                    or any(getattr(self, stronger) for stronger in declared.implied))
         return self.facts[name]
-    return property(holds, doc=said.doc)
+    return property(holds, doc=declared.doc)
 
 
 class Operator:
@@ -147,7 +151,7 @@ class Operator:
             node = super().__new__(cls)
             node.kind, node.args, node.facts, node.shapes = kind, args, {}, {}
             node.into, node.out = infer(node)
-            node = cls.nodes.setdefault((kind, args), node)             # that of a thread which came first
+            node = cls.nodes.setdefault((kind, args), node)             # the node of another thread that came first
         return node
 
     @property
@@ -156,7 +160,7 @@ class Operator:
     def attributes(self) -> tuple[Any, ...]: return self.args[self.kind.arity:]
 
     if TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any: ...        # one of PROPERTIES, a bool; of a Child in a body, its term
+        def __getattr__(self, name: str) -> Any: ...        # one of PROPERTIES, a bool; for a Child in a body, its term
 
     @overload
     def __matmul__(self, other: Value) -> Value: ...
@@ -171,7 +175,8 @@ class Operator:
                              "what goes through rows one by one may follow, and it may be a product's right operand")
         return other if self.kind.name == "I" else self if other.kind.name == "I" else KINDS["compose"](self, other)
     def __rmatmul__(self, x: object) -> Any:
-        """Numbers, a list of them, or a Batch: what A gives at x; a row of numbers is one row in and one row out."""
+        """Return A at x, which is numbers, a list of them, or a Batch; a row of numbers is one row in and one row
+        out."""
         if isinstance(x, type): return lift(x) @ self                   # a monoid
         if isinstance(x, Data): raise TypeError(f"{x} @ ({brief(self)}): an operator made of data is weight({x})")
         if not (isinstance(x, list | tuple | np.ndarray) and np.ndim(x) == 1): return self(x)
@@ -193,7 +198,7 @@ class Operator:
     def __rsub__(self, other: object) -> Operator | Value: return -self + other
     def __truediv__(self, number: float) -> Operator: return self * (1 / number)
     def __pow__(self, times: int) -> Operator:
-        """Composed with itself, so many times; none gives I."""
+        """Compose the operator `times` times with itself; 0 gives I."""
         if isinstance(times, bool) or not hasattr(times, "__index__"):
             raise TypeError(f"({brief(self)}) ** {brief(times)}: a power is a whole number, 0 or more")
         if times < 0:
@@ -204,36 +209,39 @@ class Operator:
 
     @property
     def T(self) -> Operator:
-        """The operator of the transposed matrix; of what does not depend on x, which is a value, its numbers turned."""
+        """The operator of the transposed matrix; of a term that does not depend on x, which is a value, its transposed
+        numbers."""
         return KINDS["turn"](self) if self.constant else adjoint(self, self.into.cols)
 
     def __getitem__(self, at: tuple[int, ...]) -> Callable[[Any], Any]:
-        """The entry (i, j) of an operator matrix: a function of a number."""
-        found: Callable[[Any], Any] = body("algebra.entries.entry")(self, at)
-        return found
+        """Return the entry (i, j) of an operator matrix: a function of a number."""
+        entry: Callable[[Any], Any] = body("algebra.entries.entry")(self, at)
+        return entry
 
     def __iter__(self) -> NoReturn:
         raise TypeError(f"{brief(self)} is no list: A[i, j] is an entry, A.shape the sizes, A.walk() its nodes")
 
     def __call__(self, x: object) -> Any:
-        """At x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a formula a Value."""
+        """Read the operator at x: a Shape gives a shape, numbers (or a Batch) numbers in float64, the Value of a
+        formula a Value."""
         if isinstance(x, Value): return x @ self
         if hasattr(x, "act"): return read(self, x, {})
         return body("algebra.oracles.dense")(self, x)
 
     @property
     def shape(self) -> tuple[LiveSize, ...]:
-        """(columns of x, columns of what it gives), behind the heads where there are several: `weight(W).shape` is
-        `W.shape`. A symbol stands for what may be any number."""
+        """(columns of x, columns of the result), behind the heads where there are several: `weight(W).shape` is
+        `W.shape`. A symbol stands for a size that may be any number."""
         return (*(() if self.out.heads in (1, H) else (self.out.heads,)), self.into.cols, self.out.cols)
 
     def shape_of(self, n: LiveSize) -> tuple[LiveSize, ...]:
-        """Rows and columns of the matrix for n columns coming in, after the heads of a stack; TypeError for others."""
+        """Return rows and columns of the matrix for n columns coming in, after the heads of a stack. Raises TypeError
+        for other operators."""
         if self.kind.matrix is None: raise TypeError(f"{brief(self)} is no matrix of entries")
         return tuple(self.kind.matrix(n, *self.args))
 
     def walk(self) -> Iterator[Operator]:
-        """Every node once, children before parents, from left to right."""
+        """Yield every node once, children before parents, from left to right."""
         seen, path = set(), [(self, iter(self.children))]
         while path:
             node, rest = path[-1]
@@ -252,7 +260,8 @@ class Operator:
 
 
 def adjoint(term: Operator, n: LiveSize) -> Operator:
-    """The transposed matrix of a term that n columns go into. Raises TypeError naming the operator that has none."""
+    """Return the transposed matrix of a term that n columns go into. Raises TypeError naming the operator that has
+    none."""
     turned: Operator | None = term.kind.adjoint and term.kind.adjoint(n, *term.args)
     if turned is None:
         symbolic = next((node for node in term.walk() if node.kind.name == "symbol" and node.linear), None)
@@ -264,7 +273,7 @@ def adjoint(term: Operator, n: LiveSize) -> Operator:
 
 
 class Child(Generic[R]):
-    """A child as the body of its parent sees it: a function of x that remembers what it has read."""
+    """A child as the body of its parent sees it: a function of x that remembers its readings."""
     def __init__(self, term: Operator, memo: Memo[R], at: R | None = None, value: R | None = None) -> None:
         self.term, self.memo, self.at, self.value = term, memo, at, value
     def __call__(self, x: R) -> R:
@@ -272,7 +281,8 @@ class Child(Generic[R]):
 
 
 def read(term: Operator, x: R, memo: Memo[R]) -> R:
-    """The one interpreter: whatever x is (a shape, an array, entries) decides the meaning; what is shared is read once.
+    """Read a term at x. This is the one interpreter: the type of x (a shape, an array, entries) decides the meaning; a
+    shared term is read once.
 
     A spine of first children is walked in a loop, so a model may have any number of layers."""
     spine = []
@@ -292,7 +302,7 @@ def read(term: Operator, x: R, memo: Memo[R]) -> R:
 
 
 class Shapes:
-    """What is known of every term's shapes, kept on the node, so a term built on known terms costs one step."""
+    """The known shapes of every term, kept on the node, so a term built on known terms costs one step."""
     @staticmethod
     def get(key: tuple[Operator, Shape]) -> Shape | None: return key[0].shapes.get(key[1])
     def __setitem__(self, key: tuple[Operator, Shape], found: Shape) -> None: key[0].shapes[key[1]] = found
@@ -301,17 +311,18 @@ SHAPES = Shapes()
 
 
 def infer(term: Operator) -> tuple[Shape, Shape]:
-    """The most general input and the output it gives. Unknown sizes are found by running into what they need."""
+    """Return the most general input and the output that it gives. Unknown sizes are found by running into the sizes
+    that they must have."""
     x = unknown = Shape()
     for c in term.children[:term.kind.at_x]:
-        x = Shape(*(new if own is free else own for own, new, free in zip(x, c.into, unknown, strict=True)))
+        x = Shape(*(new if current is free else current for current, new, free in zip(x, c.into, unknown, strict=True)))
     while True:
         try: return x, read(term, x, SHAPES)
-        except Needs as found: x = Shape(*(found.sizes.get(size, size) for size in x))
+        except Needs as needs: x = Shape(*(needs.sizes.get(size, size) for size in x))
 
 
 class Value:
-    """What a term gives at the unknown x, for writing formulas: `x @ A` applies, `q @ k.T` multiplies values, `.T`
+    """The result of a term at the unknown x, for writing formulas: `x @ A` applies, `q @ k.T` multiplies values, `.T`
     turns the numbers."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **more: object) -> Any:
@@ -339,7 +350,7 @@ class Value:
     def T(self) -> Value: return self.made("turn")
 
     def made(self, kind: str, *others: object) -> Value:
-        """A node of values."""
+        """Make a node of values."""
         return KINDS[kind](self, *others)
 
     def __matmul__(self, other: object) -> Value:
@@ -361,27 +372,27 @@ REFLECTED = dict(add="__radd__", subtract="__rsub__", multiply="__rmul__")      
 
 
 def formula(f: Callable[[Value], Value]) -> Operator:
-    """A formula in x becomes an operator: x is read as I, application as composition, the rest pointwise. Raises
+    """Turn a formula in x into an operator: x is read as I, application as composition, the rest pointwise. Raises
     TypeError where f gives no value."""
     if isinstance(f, Operator) or not callable(f):
         raise TypeError(f"formula: {brief(f)} is no function of x: give one, such as lambda x: x @ relu")
-    found = f(Value(KINDS["I"]()))
-    if isinstance(found, int | float | np.ndarray) or (isinstance(found, Operator) and found.constant):
-        return lift(found)
-    if not isinstance(found, Value):
-        what = "nothing (is a `return` missing?)" if found is None else f"{brief(found)}, a {type(found).__name__}"
+    result = f(Value(KINDS["I"]()))
+    if isinstance(result, int | float | np.ndarray) or (isinstance(result, Operator) and result.constant):
+        return lift(result)
+    if not isinstance(result, Value):
+        what = "nothing (is a `return` missing?)" if result is None else f"{brief(result)}, a {type(result).__name__}"
         raise TypeError(f"formula {getattr(f, '__name__', '')}: it gives {what}: give a value, such as x @ relu")
-    return found.term
+    return result.term
 
 NAMES: WeakKeyDictionary[Operator, tuple[Any, ...]] = WeakKeyDictionary()       # terms with a shorter name: its words
 
 def named(name: str, term: Operator, *args: object) -> Operator:
-    """Lets the term be printed as `name`, or as `name(*args)`."""
+    """Let the term be printed as `name`, or as `name(*args)`."""
     NAMES.setdefault(term, (name, *args))
     return term
 
 def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
-    """Declares a family of operators: a formula in x with parameters. They print as they were called."""
+    """Declare a family of operators: a formula in x with parameters. They print as they were called."""
     signature = inspect.signature(f)
     @wraps(f)
     def family(*args: object, **more: object) -> Operator:
@@ -390,11 +401,11 @@ def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
     return family
 
 def substitute(term: Operator, by: dict[Operator, Operator]) -> Operator:
-    """The term with every key of `by` replaced by its value (so a law's symbols become operators)."""
-    made = dict(by)
+    """Return the term with every key of `by` replaced by its value (so a law's symbols become operators)."""
+    replaced = dict(by)
     for node in term.walk():
-        if node not in made:
-            children = [made[c] for c in node.children]
-            made[node] = (node if not children else children[0] @ children[1] if node.kind.name == "compose"
+        if node not in replaced:
+            children = [replaced[c] for c in node.children]
+            replaced[node] = (node if not children else children[0] @ children[1] if node.kind.name == "compose"
                           else node.kind(*children, *node.attributes))
-    return made[term]
+    return replaced[term]

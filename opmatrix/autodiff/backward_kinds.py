@@ -1,4 +1,4 @@
-"""Node kinds that backward terms are made of, and dropout: adjoints that no forward operator is, derivatives of
+"""Node kinds that backward terms are made of, and dropout: adjoints that are no forward operator, derivatives of
 functions of one number, the shares of softmax as a value of its own."""
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opmatrix.algebra.term import KINDS, Operator
 
 
 def derivative_of(f: Operator) -> ScalarBody:
-    """The derivative that is declared beside a function of one number. Raises InputError where none is."""
+    """Return the derivative that is declared beside a function of one number. Raises InputError where none is."""
     if f.kind.name in DERIVATIVES: return DERIVATIVES[f.kind.name]
     raise InputError(f"pullback: {f} declares no derivative: @scalar_function(derivative), or `derivative=`")
 
@@ -35,14 +35,14 @@ def widen(i: int, j: int, n: int) -> Cell:
 
 @combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: KINDS["repeat"](h))
 def fold(x: ReadAt, h: int) -> ReadAt:
-    """So many heads, each the sum of a group of neighbours: the adjoint of heads that groups share."""
+    """The sum of each of h groups of neighbouring heads: the adjoint of heads that groups share."""
     return x.fold(h)
 
 
 @combinator(at_x=1, **every("constant", "row_wise"))
 def shares(x: ReadAt, z: Operator, where: Pattern = everyone) -> ReadAt:
-    """What softmax gives each row to the rows that it sees, by their scores: shares of 1, and 0 for what it does not
-    see. A product of them with values is attention."""
+    """The shares that softmax gives each row's visible rows, by their scores: they sum to 1, and are 0 for rows that it
+    does not see. A product of shares with values is attention."""
     return z(x).shares(where)
 
 
@@ -54,8 +54,8 @@ def dropped(x: ReadAt, name: str, rate: float) -> ReadAt:
 
 
 def drop(name: str, rate: float) -> Operator:
-    """Dropout by the mask of that name. Raises InputError for a rate that drops all, or less than none."""
+    """Return dropout by the mask of that name. Raises InputError for a rate that drops all entries, or is negative."""
     if not (isinstance(rate, int | float) and 0 <= rate < 1):
         raise InputError(f"dropout {name!r}: rate {rate!r}: it is from 0 to below 1, such as 0.1")
-    made: Operator = dropped(name, rate)
-    return made
+    dropping: Operator = dropped(name, rate)
+    return dropping

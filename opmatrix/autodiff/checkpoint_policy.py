@@ -1,5 +1,5 @@
-"""What forward keeps for backward: a policy that is stated. A policy names units, values of a kind that are kept;
-what it does not keep is computed again from what it keeps."""
+"""Checkpoint policies: a policy states which values forward saves for backward. It names units, the kinds of values
+that are saved; values that it does not save are recomputed from saved ones."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -13,28 +13,28 @@ LAYER_IN, NORM_IN, WEIGHT_IN, ACTIVATION_IN, PRODUCT_IN, FACTOR_IN, SOFTMAX_OUT,
 
 
 class Policy(NamedTuple):
-    """The units that are kept, and whether those that have a number for each pair of tokens are, too."""
+    """The units that are saved; `between_tokens` is false where units with a number for each pair of tokens are not."""
     units: frozenset[str]
     between_tokens: bool = True
 
     def keeps(self, unit: str, forward: Forward, at: int) -> bool:
-        """Whether a line that is a unit is kept."""
+        """True if a line that is a unit is saved."""
         return unit in self.units and (self.between_tokens or not forward.between_tokens(at))
 
 
 POLICIES: dict[str, Policy] = {
-    "units": Policy(frozenset(KEPT_UNITS)),                      # of Korthikanti et al. 2022, section 4.1
-    "selective": Policy(frozenset(KEPT_UNITS), False),           # ... section 5: scores, shares and their masks again
-    "full": Policy(frozenset({LAYER_IN}))}                     # the input of a layer alone
-READS, LEAST = "reads", "least"                             # all that is read as it is; the fewest bytes
+    "units": Policy(frozenset(KEPT_UNITS)),                      # Korthikanti et al. 2022, section 4.1
+    "selective": Policy(frozenset(KEPT_UNITS), False),           # section 5: scores, shares and masks are recomputed
+    "full": Policy(frozenset({LAYER_IN}))}                     # saves the input of a layer alone
+READS, LEAST = "reads", "least"                             # saves every value that is read; saves the fewest bytes
 NAMED_POLICIES = *POLICIES, READS, LEAST
 
 Keep: TypeAlias = "str | Collection[str] | Policy"
 
 
 def policy_of(keep: Keep) -> Policy | str:
-    """A policy by its name, or of the units that are named. Raises InputError for a policy and a unit that there is
-    not."""
+    """Return a policy by its name, or the policy of the named units. Raises InputError for a policy or a unit that does
+    not exist."""
     if isinstance(keep, Policy): return keep
     if isinstance(keep, str):
         if keep in POLICIES: return POLICIES[keep]
@@ -48,12 +48,12 @@ def policy_of(keep: Keep) -> Policy | str:
 
 
 def name_units(forward: Forward) -> dict[int, str]:
-    """The lines that are units, by what reads them."""
-    found: dict[int, str] = {0: LAYER_IN}
+    """Return the lines that are units, each named by its reader."""
+    units: dict[int, str] = {0: LAYER_IN}
 
     def name(at: int, unit: str) -> None:
         at = forward.source(at)
-        if at not in forward.inside and not forward.free(at): found.setdefault(at, unit)
+        if at not in forward.inside and not forward.free(at): units.setdefault(at, unit)
     for at in forward.unit_inputs: name(at, NORM_IN)
     for at, value in enumerate(forward.values):
         line = value.line
@@ -70,15 +70,15 @@ def name_units(forward: Forward) -> dict[int, str]:
                 for arg in line.args:
                     if not is_function(forward, arg): name(arg, FACTOR_IN)
             case "keep_top": name(line.args[1], FACTOR_IN)
-    return found
+    return units
 
 
 def is_function(forward: Forward, at: int) -> bool:
-    """Whether a line is a function of single numbers, which is computed again from what it was given."""
+    """True if a line is a function of single numbers, which is recomputed from its input."""
     line = forward.line(at)
     return line.op == "act" and line.more[0].entrywise
 
 
 def kept_lines(forward: Forward, policy: Policy, named: Mapping[int, str]) -> frozenset[int]:
-    """The lines that a policy keeps where backward reads them."""
+    """Return the lines that a policy saves where backward reads them."""
     return frozenset(at for at, unit in named.items() if policy.keeps(unit, forward, at))

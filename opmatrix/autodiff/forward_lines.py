@@ -1,5 +1,5 @@
 """The lines of a term as training runs them: shares of softmax are a value of their own, entries are dropped where a
-rate is given, and what belongs to a unit, as a norm does, is known."""
+rate is given, and the lines that belong to a unit, such as a norm, are known."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,14 @@ from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
 from opmatrix.autodiff.backward_kinds import drop
 
-VIEWS = "split", "join", "turn", "repeat"                   # the numbers of another value in another order
-SOURCES = "given", "related", "by_distance"                 # what every rank knows, whatever was computed
+VIEWS = "split", "join", "turn", "repeat"                   # operations that reorder the numbers of a value
+SOURCES = "given", "related", "by_distance"                 # operations whose result every rank knows without computing
 
 
 class Forward(NamedTuple):
-    """Lines, the result's, those that units read and are made of, and the pattern under which backward products merge
-    tokens: within sequences where forward stays within them."""
+    """The forward pass: its lines, the line of its result, the lines that units read and the lines inside units, the
+    tables of rotations, and the pattern under which backward products merge tokens: within sequences where forward
+    stays within them."""
     values: tuple[TracedValue, ...]
     result: int
     unit_inputs: frozenset[int]
@@ -36,43 +37,44 @@ class Forward(NamedTuple):
     def line(self, at: int) -> Operation: return self.values[at].line
 
     def free(self, at: int) -> bool:
-        """Whether a value is made of what the batch says of positions and kinds alone, such as the angles by which
-        heads turn."""
+        """True if a value is computed from the batch's positions and kinds alone, such as the angles by which heads
+        turn."""
         line = self.line(at)
         return line.op in SOURCES or (line.op in ("act", "add", "mul", "turn") and all(map(self.free, line.args)))
 
     def masked(self, at: int) -> bool:
-        """Whether a value is 0 wherever a row does not see another: shares are."""
+        """True if a value is 0 wherever a row does not see another: shares are."""
         line = self.line(at)
         return line.op == "shares" or (line.op == "dropped" and self.masked(line.args[0]))
 
     def source(self, at: int) -> int:
-        """The line whose numbers a line has in another order."""
+        """Return the line whose numbers a line has in another order."""
         while self.line(at).op in VIEWS: at = self.line(at).args[0]
         return at
 
     def between_tokens(self, at: int) -> bool:
-        """Whether a value has a number for each pair of rows, as scores do."""
+        """True if a value has a number for each pair of rows, as scores do."""
         shape = self.line(at).shape
         return isinstance(shape.rows, Space) and isinstance(shape.cols, Space)
 
 
 def is_unit(node: Operator) -> bool:
-    """Whether a term is a named operator that rows go through one by one, of few numbers of its own: a norm, say."""
+    """True if a term is a named operator that rows go through one by one, with few numbers of its own, such as a
+    norm."""
     return node in NAMES and node.row_wise and not node.linear and not node.entrywise and not node.constant and not any(
         isinstance(a, Data) and a.shape != (1,) for part in node.walk() for a in part.attributes)
 
 
 def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = False) -> Forward:
-    """The lines of a term at x. Where it is `routed` a mixture is one line, of rows and their gate. With a rate,
-    shares of softmax are dropped, and what is added to what it was computed of, through a stored matrix; masks are
-    called "dropout 0" and so on, in order."""
+    """Trace the lines of a term at x. With `routed` a mixture is one line, of rows and their gate. With a dropout rate,
+    entries are dropped from shares of softmax, and from a branch that is added to the value it was computed from
+    through a stored matrix; masks are called "dropout 0" and so on, in order."""
     memo: dict[tuple[Operator, TracedValue], TracedValue] = {}
     start = Trace().write("input", (), (), x)
-    found: TracedValue = read(term, start, memo)
-    lines = found.trace.lines
-    place = renumber(lines, {0, found.at})
-    made: dict[int, TracedValue] = {}
+    result: TracedValue = read(term, start, memo)
+    lines = result.trace.lines
+    place = renumber(lines, {0, result.at})
+    traced: dict[int, TracedValue] = {}
     trace, count = Trace(), 0
 
     def dropping(value: TracedValue) -> TracedValue:
@@ -81,61 +83,62 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
         count += 1
         return value.dropped(*drop(f"dropout {count - 1}", dropout).args)
     mixtures = find_mixtures(lines) if routed else {}
-    apart = frozenset[int]().union(*(each.inside for each in mixtures.values()))
+    apart = frozenset[int]().union(*(m.inside for m in mixtures.values()))
     for at in place:
         if at in apart: continue
         if at in mixtures:
             mixture = mixtures[at]
-            given = made[mixture.rows], made[mixture.gate]
-            made[at] = given[0].then("mixture", given[1], more=(mixture,), shape=lines[at].shape)
+            operands = traced[mixture.rows], traced[mixture.gate]
+            traced[at] = operands[0].then("mixture", operands[1], more=(mixture,), shape=lines[at].shape)
             continue
-        line, args = lines[at], [made[a] for a in lines[at].args]
+        line, args = lines[at], [traced[a] for a in lines[at].args]
         if line.op == "by_distance" and line.more[0].name != SLOPES:
             raise InputError(f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
                              "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one")
         if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
             weighed = dropping(args[0].shares(line.more[1]))
-            made[at] = weighed.product(args[1], monoids.sum, line.more[1])
+            traced[at] = weighed.product(args[1], monoids.sum, line.more[1])
         elif dropout and line.op == "add" and (branch := find_branch(lines, *line.args)) is not None:
             args[branch] = dropping(args[branch])
-            made[at] = args[0] + args[1]
-        else: made[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
+            traced[at] = args[0] + args[1]
+        else: traced[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
     spans = {(at.at, out.at) for (node, at), out in memo.items() if out.at != at.at and is_unit(node)}
-    spans = {(a, b) for a, b in spans if a in made and b in made}
-    inside = {made[each].at for a, b in spans for each in lines_between(lines, a, b) if each in made}
+    spans = {(a, b) for a, b in spans if a in traced and b in traced}
+    inside = {traced[inner].at for a, b in spans for inner in lines_between(lines, a, b) if inner in traced}
     tables = {a for node in term.walk() if node.kind.name == "rotate" for a in node.attributes if isinstance(a, Data)}
     values = tuple(TracedValue(trace, at) for at in range(len(trace.lines)))
     masks = [line.more[0] for line in trace.lines if line.op == "shares"]
     within = sequence if masks and all(where.within for where in masks) else everyone
-    return Forward(values, made[found.at].at, frozenset(made[a].at for a, _ in spans), frozenset(inside),
+    return Forward(values, traced[result.at].at, frozenset(traced[a].at for a, _ in spans), frozenset(inside),
                    frozenset(tables), within)
 
 
 def is_product(line: Operation) -> bool:
-    """Whether a line multiplies a value by a stored matrix that is more than its diagonal."""
+    """True if a line multiplies a value by a stored matrix that is more than its diagonal."""
     return line.op == "act" and bool(line.args) and contracts(line.more[0]) and not line.more[0].diagonal
 
 
 def ancestors(lines: Sequence[Operation], of: int) -> set[int]:
-    """The lines that a line is computed of, itself among them."""
-    found, todo = set[int](), [of]
+    """Return the lines that a line is computed from, itself among them."""
+    reached, todo = set[int](), [of]
     while todo:
-        if (at := todo.pop()) in found: continue
-        found.add(at)
+        if (at := todo.pop()) in reached: continue
+        reached.add(at)
         todo += lines[at].args
-    return found
+    return reached
 
 
 def lines_between(lines: Sequence[Operation], start: int, end: int) -> set[int]:
-    """The lines on the ways from one to another, without both."""
-    found: set[int] = {start}
+    """Return the lines on the ways from one line to another, without both."""
+    between: set[int] = {start}
     for at in sorted(ancestors(lines, end)):
-        if at > start and any(a in found for a in lines[at].args): found.add(at)
-    return found - {start, end}
+        if at > start and any(a in between for a in lines[at].args): between.add(at)
+    return between - {start, end}
 
 
 def find_branch(lines: Sequence[Operation], one: int, other: int) -> int | None:
-    """Which of two operands was computed of the other, through a stored matrix; None where none was."""
+    """Return which of two operands was computed from the other through a stored matrix, as 0 or 1; None where neither
+    was."""
     for branch, (u, v) in enumerate(((one, other), (other, one))):
         way = {*lines_between(lines, v, u), u} if not lines[v].level and v in ancestors(lines, u) else set()
         if u != v and any(lines[at].op == "act" and lines[at].args and contracts(lines[at].more[0]) for at in way):
@@ -144,10 +147,10 @@ def find_branch(lines: Sequence[Operation], one: int, other: int) -> int | None:
 
 
 def arrays_of(lines: Iterable[Operation]) -> dict[Data, Any]:
-    """The stored arrays of lines, of more than one number, with the operator that each is in."""
-    found: dict[Data, Any] = {}
+    """Return the stored arrays of lines, of more than one number, each with its operator."""
+    arrays: dict[Data, Any] = {}
     for line in lines:
         if line.op != "act": continue
-        for each in line.more[0].args:
-            if isinstance(each, Data) and each.shape != (1,): found.setdefault(each, line.more[0])
-    return found
+        for data in line.more[0].args:
+            if isinstance(data, Data) and data.shape != (1,): arrays.setdefault(data, line.more[0])
+    return arrays

@@ -14,19 +14,19 @@ from opmatrix.algebra.operators import I, square
 from opmatrix.algebra.operators import given as given_input
 from opmatrix.algebra.term import Operator
 
-TARGETS = "targets"                                         # the input that says what each row should give
+TARGETS = "targets"                                         # the input with the target of each row
 
 
 def cross_entropy(n: int, targets: str = TARGETS) -> Operator:
-    """What each row of scores of n classes loses: the logarithm of the sum of e to their power, less the score of its
-    target, an id that the batch gives as an input of one column of whole numbers."""
+    """Return the loss of each row of scores of n classes: the logarithm of the sum of e to their power, less the score
+    of its target, an id that the batch gives as an input of one column of whole numbers."""
     right: Operator = given(targets, n)
-    found: Operator = over(ones(), monoids.logsumexp) - (I * right) @ ones()
-    return found
+    loss: Operator = over(ones(), monoids.logsumexp) - (I * right) @ ones()
+    return loss
 
 
 def squared_error(n: int, targets: str = TARGETS) -> Operator:
-    """Half the squares of what n columns are off from an input of as many, summed by row."""
+    """Return half the squared differences of n columns from an input of as many, summed by row."""
     off: Operator = I - given_input(targets, n, "T")
     return off @ square @ ones() * 0.5
 
@@ -43,13 +43,13 @@ class Adam:
     second: dict[str, Numeric] = field(default_factory=dict)
 
     def step(self, arrays: Mapping[str, Numeric], gradients: Mapping[str, Numeric]) -> dict[str, Numeric]:
-        """The arrays after one step. Raises InputError for a gradient that is not finite, by the step and the array,
-        and for one of another name: terms hold arrays of equal numbers once, under one name."""
+        """Return the arrays after one step. Raises InputError for a gradient that is not finite, by the step and the
+        array, and for one of another name: terms hold arrays of equal numbers once, under one name."""
         if other := sorted(gradients.keys() - arrays.keys()):
             raise InputError(f"step {self.steps + 1}: a gradient of {other[0]}, and no such array: arrays of equal "
                              "numbers are one in a term, so begin with numbers that differ")
         self.steps += 1
-        made: dict[str, Numeric] = dict(arrays)
+        updated: dict[str, Numeric] = dict(arrays)
         for name, g in gradients.items():
             if not np.isfinite(g).all():
                 raise InputError(f"step {self.steps}: the gradient of {name} is not finite: a smaller rate than "
@@ -58,5 +58,5 @@ class Adam:
             self.first[name] = b * self.first.get(name, 0.0) + (1 - b) * g
             self.second[name] = c * self.second.get(name, 0.0) + (1 - c) * g * g
             mean, spread = self.first[name] / (1 - b ** self.steps), self.second[name] / (1 - c ** self.steps)
-            made[name] = arrays[name] - self.rate * mean / (np.sqrt(spread) + self.eps)
-        return made
+            updated[name] = arrays[name] - self.rate * mean / (np.sqrt(spread) + self.eps)
+        return updated

@@ -1,4 +1,5 @@
-"""The fewest bytes that can be kept: a minimum cut between what is dear to compute and what backward reads."""
+"""The fewest bytes saved for backward: a minimum cut between values that are expensive to compute and values that
+backward reads."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,21 +10,21 @@ import sympy
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.autodiff.forward_lines import VIEWS, Forward, is_product
 
-PROBED = 8192                                               # for a size with a name that has no number
+PROBED = 8192                                               # the value of a named size that has no number
 SMALL = dict(b=1, s=2048, a=32)
 
 
 def least_kept(forward: Forward, reads: Mapping[int, Sequence[int]], named: Mapping[int, str], selects: bool,
                sizes: Mapping[str, int]) -> frozenset[int]:
-    """The lines that are kept so that everything read is kept, or computed again without a product, in the fewest bytes
-    (Chen et al. 2016 and others choose so). Products are never computed again. Sizes without numbers are weighed as a
-    large model's."""
+    """Return the lines to save in the fewest bytes so that every value that backward reads is saved, or recomputed
+    without a product (Chen et al. 2016 and others choose so). Products are never recomputed. Sizes without numbers are
+    weighed as a large model's."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
     count = len(forward.values)
     weights = [numbers(forward, at, sizes) for at in range(count)]
-    ends: list[tuple[int, int, int]] = []                   # lines are two nodes, in and out; a source, a sink
+    ends: list[tuple[int, int, int]] = []                   # each line is two nodes, in and out; a source, a sink
     source, sink, endless = 2 * count, 2 * count + 1, 2 * sum(weights) + 1
     for at in range(count):
         line = forward.line(at)
@@ -33,8 +34,8 @@ def least_kept(forward: Forward, reads: Mapping[int, Sequence[int]], named: Mapp
         ends.append((2 * at, 2 * at + 1, endless if line.op in VIEWS else weights[at]))
         if at == 0 or is_dear(forward, at): ends.append((source, 2 * at, endless))
         else: ends += [(2 * arg + 1, 2 * at, endless) for arg in line.args]
-    ends += [(2 * at + 1, sink, endless) for at in {at for each in reads.values() for at in each}]
-    rows, cols, sizes_of = (np.array(each) for each in zip(*ends, strict=True))
+    ends += [(2 * at + 1, sink, endless) for at in {at for lines_read in reads.values() for at in lines_read}]
+    rows, cols, sizes_of = (np.array(column) for column in zip(*ends, strict=True))
     scale = max(1, int(sizes_of.max()) // 2 ** 30 + 1)      # capacities are 32 bits
     capacity = csr_array((np.maximum(sizes_of // scale, 1).astype(np.int32), (rows, cols)), shape=(sink + 1, sink + 1))
     flow = maximum_flow(capacity, source, sink)
@@ -50,13 +51,14 @@ def least_kept(forward: Forward, reads: Mapping[int, Sequence[int]], named: Mapp
 
 
 def is_dear(forward: Forward, at: int) -> bool:
-    """Whether a line multiplies matrices."""
+    """True if a line multiplies matrices."""
     line = forward.line(at)
     return line.op == "product" or is_product(line)
 
 
 def numbers(forward: Forward, at: int, sizes: Mapping[str, int]) -> int:
-    """How many numbers a line has, at the sizes that are given."""
+    """Count the numbers of a line, at the given sizes."""
     line = forward.line(at)
-    found = sympy.sympify(BatchSizes().dims(line.shape, line.level).numbers)
-    return int(found.subs({each: sizes.get(str(each), SMALL.get(str(each), PROBED)) for each in found.free_symbols}))
+    count = sympy.sympify(BatchSizes().dims(line.shape, line.level).numbers)
+    return int(count.subs({symbol: sizes.get(str(symbol), SMALL.get(str(symbol), PROBED))
+                           for symbol in count.free_symbols}))

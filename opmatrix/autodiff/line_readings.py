@@ -24,7 +24,8 @@ COTANGENT = "cotangent"                                     # the input by which
 
 def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
                    cotangent: Numeric | None) -> tuple[Numeric, dict[int, Numeric]]:
-    """The result of forward and the lines of gradients, in float64; a line is held as long as another reads it."""
+    """Compute the result of forward and the lines of gradients, in float64; a value is held as long as another line
+    reads it."""
     lines = pulled.lines
     x, batch = check_input(pulled.term(pulled.result), x, batch)
     start = DenseReading(x.astype(np.float64) if hasattr(x, "toarray") else np.asarray(x, np.float64), batch)
@@ -62,45 +63,45 @@ SUMS: dict[str, Callable[..., DenseReading]] = {"summed": sum_rows, "outer": sum
 
 
 def term_of(lines: Sequence[Operation], at: int) -> Operator:
-    """A line as a term in x."""
-    made: dict[int, Operator] = {}
+    """Return a line as a term in x."""
+    terms: dict[int, Operator] = {}
     todo = [at]
     while todo:
         here = todo[-1]
-        missing = [a for a in lines[here].args if a not in made]
+        missing = [a for a in lines[here].args if a not in terms]
         if missing: todo += missing
-        else: made[todo.pop()] = as_term(lines[here], *(made[a] for a in lines[here].args))
-    return made[at]
+        else: terms[todo.pop()] = as_term(lines[here], *(terms[a] for a in lines[here].args))
+    return terms[at]
 
 
 def as_term(line: Operation, *args: Operator) -> Operator:
-    """What an operation makes of terms."""
-    made: Operator
+    """Return the result of an operation on terms, as a term."""
+    term: Operator
     match line.op:
-        case "input": made = KINDS["I"]()
-        case "act" if not args: made = line.more[0]
-        case "act": made = through(args[0], line.more[0])
-        case "add": made = add(*args)
-        case "mul": made = mul(*args)
-        case "turn": made = turn(*args)
-        case "beside": made = row(*args)
-        case "product": made = product(*args, *line.more)
-        case "keep_top": made = keep_top(*args, *line.more)
-        case "shares": made = shares(*args, *line.more)
-        case "outer": made = product(turn(args[0]), args[1], monoids.sum)
-        case "summed": made = product(turn(const(1.0)), args[0], monoids.sum)
-        case "kept": [made] = args
-        case "given": made = given(*line.more)
-        case "related" | "entered" | "by_distance": made = KINDS[line.op](*line.more)
-        case "symbol": made = through(args[0], symbol(*line.more, ()))
-        case "dropped": made = through(args[0], dropped(*line.more))
-        case "fold": made = through(args[0], fold(*line.more))
-        case _: made = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
-    return made
+        case "input": term = KINDS["I"]()
+        case "act" if not args: term = line.more[0]
+        case "act": term = through(args[0], line.more[0])
+        case "add": term = add(*args)
+        case "mul": term = mul(*args)
+        case "turn": term = turn(*args)
+        case "beside": term = row(*args)
+        case "product": term = product(*args, *line.more)
+        case "keep_top": term = keep_top(*args, *line.more)
+        case "shares": term = shares(*args, *line.more)
+        case "outer": term = product(turn(args[0]), args[1], monoids.sum)
+        case "summed": term = product(turn(const(1.0)), args[0], monoids.sum)
+        case "kept": [term] = args
+        case "given": term = given(*line.more)
+        case "related" | "entered" | "by_distance": term = KINDS[line.op](*line.more)
+        case "symbol": term = through(args[0], symbol(*line.more, ()))
+        case "dropped": term = through(args[0], dropped(*line.more))
+        case "fold": term = through(args[0], fold(*line.more))
+        case _: term = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
+    return term
 
 
 def through(x: Operator, operator: Operator) -> Operator:
-    """An operator behind a value, whatever its rows are."""
+    """Put an operator behind a value, whatever the value's rows are."""
     if "I" in (operator.kind.name, x.kind.name): return x if operator.kind.name == "I" else operator
-    made: Operator = KINDS["compose"](x, operator)
-    return made
+    composed: Operator = KINDS["compose"](x, operator)
+    return composed

@@ -1,6 +1,6 @@
-"""`pullback`: a term in, terms out. Backward lines stand behind forward's: what forward keeps, what is computed again
-of it, cotangents, gradients of stored arrays. Any reading takes them one by one, so they are terms, numbers, and
-steps on a mesh."""
+"""`pullback`: a term in, terms out. Backward lines stand behind forward's: saved values, values recomputed from them,
+cotangents, gradients of stored arrays. Any reading takes them one by one, so they are terms, numbers, and steps on a
+mesh."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
@@ -31,8 +31,8 @@ PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
 
 
 class Gradients(NamedTuple):
-    """Numbers of a step backward: what forward gave, the cotangent of x where it was asked for, and of each stored
-    array by name."""
+    """The numbers of a step backward: the value of forward, the cotangent of x where it was requested, and the gradient
+    of each stored array by name."""
     value: Numeric
     x: Numeric | None
     arrays: dict[str, Numeric]
@@ -47,7 +47,7 @@ class Pull:
         self.live = [False] * len(forward.values)
         self.waiting: dict[int, TracedValue] = {}
         self.back: dict[int, TracedValue] = {}
-        self.kept: dict[int, int] = {}                      # line of forward: line that keeps it
+        self.kept: dict[int, int] = {}                      # line of forward -> line that saves it
         self.masks: list[int] = []
         self.reads: dict[int, list[int]] = {}
         self.gradients: dict[Data, TracedValue] = {}
@@ -55,8 +55,8 @@ class Pull:
         self.phase: PassPhase = "backward"
         for at, value in enumerate(forward.values):
             line = value.line
-            own = any(teaches(matrix) in learned for matrix in matrices_of(line))
-            self.live[at] = own or (at == 0 and wants_x) or any(self.live[a] for a in line.args)
+            learns = any(teaches(matrix) in learned for matrix in matrices_of(line))
+            self.live[at] = learns or (at == 0 and wants_x) or any(self.live[a] for a in line.args)
 
     @property
     def trace(self) -> Trace: return self.forward.trace
@@ -64,18 +64,18 @@ class Pull:
     def shape(self, at: int) -> Shape: return self.forward.line(at).shape
 
     def written(self, write: Callable[[], TracedValue], phase: PassPhase) -> TracedValue:
-        """What is written is of that phase."""
+        """Run `write`; the lines that it adds belong to `phase`."""
         self.mark()
         before, self.phase = self.phase, phase
-        found = write()
+        value = write()
         self.mark()
         self.phase = before
-        return found
+        return value
 
     def mark(self) -> None: self.phases += [self.phase] * (len(self.trace.lines) - len(self.phases))
 
     def run(self, g: TracedValue) -> None:
-        """From the result to whatever is live."""
+        """Pull the cotangent of the result back to every live line."""
         self.mark()
         self.waiting[self.forward.result] = g
         for at in range(len(self.forward.values) - 1, -1, -1):
@@ -86,45 +86,45 @@ class Pull:
         self.mark()
 
     def give(self, at: int, make: Callable[[], TracedValue]) -> None:
-        """A part of the cotangent of a line, where anything needs it."""
+        """Add a part of the cotangent of a line, if the line is live."""
         if not self.live[at]: return
-        found = make()
-        self.waiting[at] = self.waiting[at] + found if at in self.waiting else found
+        part = make()
+        self.waiting[at] = self.waiting[at] + part if at in self.waiting else part
 
     def learn(self, matrix: Operator, make: Callable[[], TracedValue]) -> None:
-        """A part of the gradient of a stored array."""
+        """Add a part of the gradient of a stored array, if the array learns."""
         data = teaches(matrix)
         if data is None or data not in self.learned: return
-        found = make()
-        self.gradients[data] = self.gradients[data] + found if data in self.gradients else found
+        part = make()
+        self.gradients[data] = self.gradients[data] + part if data in self.gradients else part
 
     def mask(self, at: int) -> None:
         self.masks.append(at)
 
     def value(self, at: int, reader: int) -> TracedValue:
-        """A value of forward as backward has it; `reader` is the line whose pullback reads it."""
+        """Return a value of forward as backward has it; `reader` is the line whose pullback reads it."""
         read_lines = self.reads.setdefault(reader, [])
         if at not in read_lines: read_lines.append(at)
         return self.recalled(at)
 
     def recalled(self, at: int) -> TracedValue:
-        """A value that was kept, or is computed again of what was."""
+        """Return a value that was saved, or recompute it from saved values."""
         if at in self.back: return self.back[at]
         line, forward = self.forward.line(at), self.forward
         known = at == 0 and self.selects
-        if known: found = self.written(forward.values[0].kept, "kept")      # ids, which the batch holds anyway
-        elif not line.args and line.op != "input": found = forward.values[at]
+        if known: value = self.written(forward.values[0].kept, "kept")      # ids, which the batch holds in any case
+        elif not line.args and line.op != "input": value = forward.values[at]
         elif self.keeps(at):
-            found = self.written(forward.values[at].kept, "kept")
-            self.kept[at] = found.at
+            value = self.written(forward.values[at].kept, "kept")
+            self.kept[at] = value.at
         elif at == 0:
             raise InputError("pullback: x is read, and neither kept nor computed again: keep 'input', too")
         else:
             args = [self.recalled(a) for a in line.args]
-            found = self.written(lambda: self.trace.write(
+            value = self.written(lambda: self.trace.write(
                 line.op, tuple(a.at for a in args), line.more, line.shape, line.level), "again")
-        self.back[at] = found
-        return found
+        self.back[at] = value
+        return value
 
     def keeps(self, at: int) -> bool:
         if self.forward.free(at): return False
@@ -134,9 +134,9 @@ class Pull:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A pullback. `lines`: forward's, and behind them backward's; `phases`: whether each is forward, kept, computed
-    again or backward. `kept`: the unit of each line of forward that is kept, `gradients`: the line of each stored
-    array's gradient, `reads`: lines of forward that each line's pullback reads."""
+    """A pullback. `lines`: forward's, and behind them backward's; `phases`: for each line one of forward, kept (saved),
+    again (recomputed) or backward. `kept`: the unit of each line of forward that is saved, `gradients`: the line of
+    each stored array's gradient, `reads`: lines of forward that each line's pullback reads."""
     pull: Pull
     named: Mapping[int, str]
     policy: Policy | str
@@ -149,7 +149,7 @@ class Pulled:
     @property
     def phases(self) -> list[PassPhase]: return self.pull.phases
     @property
-    def gradients(self) -> dict[Data, int]: return {data: each.at for data, each in self.pull.gradients.items()}
+    def gradients(self) -> dict[Data, int]: return {data: value.at for data, value in self.pull.gradients.items()}
     @property
     def reads(self) -> dict[int, list[int]]: return self.pull.reads
     @property
@@ -158,8 +158,8 @@ class Pulled:
     @property
     def x(self) -> int | None:
         """The line of the cotangent of x."""
-        found = self.pull.waiting.get(0) if self.pull.wants_x else None
-        return None if found is None else found.at
+        cotangent = self.pull.waiting.get(0) if self.pull.wants_x else None
+        return None if cotangent is None else cotangent.at
 
     @cached_property
     def kept(self) -> dict[int, str]:
@@ -167,79 +167,80 @@ class Pulled:
 
     @property
     def masks(self) -> list[int]:
-        """The lines whose masks are kept; others are drawn again from their seeds."""
+        """The lines whose masks are saved; other masks are drawn again from their seeds."""
         policy = self.policy
         if not isinstance(policy, Policy): return self.pull.masks
         return [at for at in self.pull.masks if policy.keeps(DROPOUT_MASK, self.forward, at)]
 
     @property
     def again(self) -> list[int]:
-        """The lines that run once more in backward."""
+        """The lines that are recomputed in backward."""
         return [at for at, phase in enumerate(self.phases) if phase == "again"]
 
     def kept_bytes(self, sizes: BatchSizes = BatchSizes(), number: float = 2, mask: float = 1,
                    ) -> dict[str, sympy.Expr]:
-        """Bytes that are kept for backward, by unit."""
-        found: dict[str, sympy.Expr] = {}
+        """Return the bytes that are saved for backward, by unit."""
+        totals: dict[str, sympy.Expr] = {}
         for lines, size in ((self.kept, number), (dict.fromkeys(self.masks, DROPOUT_MASK), mask)):
             for at, unit in lines.items():
                 line = self.forward.line(at)
                 dims = sizes.dims(line.shape, line.level)
-                found[unit] = found.get(unit, sympy.Integer(0)) + sympy.nsimplify(size) * dims.numbers
-        return {unit: sympy.expand(each) for unit, each in found.items()}
+                totals[unit] = totals.get(unit, sympy.Integer(0)) + sympy.nsimplify(size) * dims.numbers
+        return {unit: sympy.expand(total) for unit, total in totals.items()}
 
     def term(self, at: int) -> Operator:
-        """A line as a term: backward reads x, and the cotangent as an input of that name."""
+        """Return a line as a term: backward reads x, and the cotangent as an input of that name."""
         return term_of(self.lines, at)
 
     @property
     def cotangent(self) -> Operator:
-        """The cotangent of x as a term. Raises InputError where it was not asked for."""
+        """The cotangent of x as a term. Raises InputError where it was not requested."""
         if self.x is None: raise InputError("pullback: the cotangent of x was not asked for: tokens=False")
         return self.term(self.x)
 
     def gradient(self, name: str) -> Operator:
-        """The gradient of a stored array as a term, by the name of the array. Raises InputError for a name that no
-        array has, and for one that is read in parts."""
-        found = {str(data): at for data, at in self.gradients.items()}
-        if name not in found:
-            raise InputError(f"pullback: no array {name!r} learns: {suggest_name(name, found)}arrays are "
-                             f"{', '.join([*found][:6])}")
-        return self.term(found[name])
+        """Return the gradient of a stored array as a term, by the name of the array. Raises InputError for a name that
+        no array has, and for an array that is read in parts."""
+        lines_by_name = {str(data): at for data, at in self.gradients.items()}
+        if name not in lines_by_name:
+            raise InputError(f"pullback: no array {name!r} learns: {suggest_name(name, lines_by_name)}arrays are "
+                             f"{', '.join([*lines_by_name][:6])}")
+        return self.term(lines_by_name[name])
 
     def at(self, x: ReadInput, batch: Batch | None = None, cotangent: Numeric | None = None) -> Gradients:
-        """Forward's value and all gradients in float64, at x, and at ones where no cotangent is given. Parts of an
-        array are put where they belong."""
-        value, found = computed_lines(self, x, batch, cotangent)
-        return Gradients(value, None if self.x is None else found[self.x], assembled_gradients(self, found))
+        """Compute forward's value and all gradients in float64, at x, and at a cotangent of ones where none is given.
+        Gradients of parts of an array are put in their places."""
+        value, values = computed_lines(self, x, batch, cotangent)
+        return Gradients(value, None if self.x is None else values[self.x], assembled_gradients(self, values))
 
 
 def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[str, Numeric]:
-    """Gradients by the names of whole arrays, as they are stored: parts put in place, turned ones turned back."""
-    made: dict[str, Numeric] = {}
+    """Return gradients by the names of whole arrays, as they are stored: parts put in place, transposed ones turned
+    back."""
+    gradients: dict[str, Numeric] = {}
     for data, at in pulled.gradients.items():
         part, stored = found[at], stored_whole(data)
-        target = made.setdefault(name_of_array(data), np.zeros(stored.shape))
+        target = gradients.setdefault(name_of_array(data), np.zeros(stored.shape))
         target = target if (data.cut_of or data).base is None else target.swapaxes(-1, -2)
         if data.cut_at is not None:
             axis, lo, hi = data.cut_at
             inside: tuple[Any, ...] = (..., slice(int(lo), int(hi)), *[slice(None)] * (-1 - axis))
             target = target[inside]
         target += part.reshape(target.shape)
-    return made
+    return gradients
 
 
 def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
              tokens: bool = False, routed: bool = False, sizes: Mapping[str, int] | None = None,
              x: Shape | int | None = None) -> Pulled:
-    """The pullback of a term: cotangents, gradients of its stored arrays, what is kept for them and what is
-    computed again. `wrt`: names of the arrays that learn, all unless they are given, tables of rotations apart.
-    `keep`: a policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: shares of
-    softmax, and what is added to the stream, are dropped at this rate, by masks that the batch gives. `tokens`: x
-    is one-hot tokens, so no cotangent of it is wanted. `routed`: experts answer those who ask alone, which ranks
-    run. `sizes`: numbers for sizes with names, by which "least" weighs. `x`: columns of x, or its shape, where the
-    term takes any. Raises InputError for a kind that has no pullback, a policy that there is not, and what is read
-    but neither kept nor computed again."""
+    """Return the pullback of a term: cotangents, gradients of its stored arrays, the values that are saved for them and
+    the values that are recomputed. `wrt`: names of the arrays that learn; by default all, except tables of rotations.
+    `keep`: a policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: the rate at which
+    entries are dropped from shares of softmax and from branches that are added to the stream, by masks that the batch
+    gives. `tokens`: x is one-hot tokens, so no cotangent of it is computed. `routed`: experts answer the rows that are
+    routed to them alone, as ranks run them. `sizes`: numbers for sizes with names, by which "least" weighs. `x`:
+    columns of x, or its shape, where the term takes any. Raises InputError for a kind that has no pullback, a policy
+    that does not exist, and a value that is read but neither saved nor recomputed."""
     if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
     policy = policy_of(keep)
     into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,
@@ -249,18 +250,18 @@ def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep =
     forward = traced_forward(term, into, dropout, routed)
     learned = learning(forward, wrt)
     named = name_units(forward)
-    if isinstance(policy, Policy): kept: frozenset[int] | None = kept_lines(forward, policy, named)
-    else: kept = None
+    if isinstance(policy, Policy): saved: frozenset[int] | None = kept_lines(forward, policy, named)
+    else: saved = None
     if policy == LEAST:
         first = written_pull(forward, None, learned, not tokens, tokens)
-        kept = least_kept(forward, first.reads, named, tokens, sizes or {})
+        saved = least_kept(forward, first.reads, named, tokens, sizes or {})
         forward = traced_forward(term, into, dropout, routed)
-    return Pulled(written_pull(forward, kept, learned, not tokens, tokens), named, policy, routed)
+    return Pulled(written_pull(forward, saved, learned, not tokens, tokens), named, policy, routed)
 
 
 def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
                  selects: bool) -> Pull:
-    """The pullback of forward lines, written behind them."""
+    """Write the pullback of forward lines behind them."""
     pull = Pull(forward, kept, learned, wants_x, selects)
     shape = forward.line(forward.result).shape
     pull.run(forward.values[0].entered_as(Port(COTANGENT, str(shape.rows), shape.cols, shape.heads), shape))
@@ -268,30 +269,30 @@ def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collect
 
 
 def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
-    """The arrays that learn. Raises InputError for a name that none has."""
-    found = [data for value in forward.values for matrix in matrices_of(value.line)
+    """Return the arrays that learn. Raises InputError for a name that no array has."""
+    arrays = [data for value in forward.values for matrix in matrices_of(value.line)
              for data in [teaches(matrix)] if data is not None and data not in forward.tables]
-    if wrt is None: return found
-    names = {name_of_array(data) for data in found}
+    if wrt is None: return arrays
+    names = {name_of_array(data) for data in arrays}
     if unknown := sorted({*wrt} - names):
         raise InputError(f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
                          f"arrays are {', '.join(sorted(names)[:6])}")
-    return [data for data in found if name_of_array(data) in wrt]
+    return [data for data in arrays if name_of_array(data) in wrt]
 
 
 def matrices_of(line: Operation) -> list[Operator]:
-    """The matrices of a line: of a mixture those of its experts."""
-    if line.op == "mixture": return [each.more[0] for each in line.more[0].body if each.op == "act"]
+    """Return the matrices of a line: of a mixture those of its experts."""
+    if line.op == "mixture": return [step.more[0] for step in line.more[0].body if step.op == "act"]
     return [line.more[0]] if line.op == "act" else []
 
 
 def name_of_array(data: Data) -> str:
-    """The name of the whole stored array that an operator reads, or reads a part of."""
+    """Return the name of the whole stored array that an operator reads, or reads a part of."""
     stored = stored_whole(data)
     return stored.name or str(stored)
 
 
 def stored_whole(data: Data) -> Data:
-    """The array as it is stored, of what may be a part of it, or turned."""
+    """Return an array as it is stored, given the array, a part of it, or its transpose."""
     whole = data.cut_of or data
     return whole.base or whole

@@ -1,6 +1,6 @@
-"""How a cotangent goes back through each operation: what it gives each operand, what it teaches a stored array, and
-what that reads. Linear matrices go back by the adjoint that their kind declares, functions of one number by the
-derivative that stands beside them."""
+"""Rules of the vector-Jacobian product: for each operation, the cotangents of its operands, the gradient of its stored
+array, and the values that these read. Linear matrices go back by the adjoint that their kind declares, functions of one
+number by the derivative declared beside them."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ PULLS: dict[str, PullRule] = {}
 
 
 def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
-    """Declares how cotangents go back through operations."""
+    """Declare how cotangents go back through operations."""
     def enter(rule: PullRule) -> PullRule:
         for op in ops: PULLS[op] = rule
         return rule
@@ -41,7 +41,7 @@ def refuse(what: object) -> InputError:
 
 
 def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:
-    """The cotangent of what was spread over heads or columns: their sum."""
+    """Return the cotangent of a value that was spread over heads or columns: their sum."""
     if shape.heads == 1 and g.shape.heads != 1: g = g.total()
     return g.act(ones()) if shape.cols == 1 and g.shape.cols != 1 else g
 
@@ -53,7 +53,7 @@ def negative(g: TracedValue) -> TracedValue:
 
 @pulls("input", "given", "related", "entered", "by_distance")
 def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    """What comes from outside ends here."""
+    """End here: a value from outside has no operands."""
 
 
 @pulls("act")
@@ -79,7 +79,7 @@ def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 
 def count_heads(matrix: Operator) -> int:
-    """The heads of a stored array."""
+    """Return the number of heads of a stored array."""
     return matrix.args[0].shape[0] if len(matrix.args[0].shape) == 3 else 1
 
 
@@ -88,13 +88,13 @@ def fitted_heads(g: TracedValue, heads: int) -> TracedValue:
 
 
 def adjoined(pull: Pull, x: int, matrix: Operator, g: TracedValue) -> TracedValue:
-    found: TracedValue = read(adjoint(matrix, pull.shape(x).cols), g, {})
-    return found
+    result: TracedValue = read(adjoint(matrix, pull.shape(x).cols), g, {})
+    return result
 
 
 def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> None:
-    """Rows that were reduced by a monoid: by its adjoint where it is linear; the first of the largest, or
-    smallest; shares."""
+    """Pull back through a reduction of rows by a monoid: by its adjoint where it is linear; to the first of the
+    largest, or smallest, numbers; by shares for logsumexp."""
     a, m = matrix.args
     n = pull.shape(x).cols
     if m is monoids.logsumexp and a.kind.name == "ones":
@@ -111,7 +111,7 @@ def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> 
 
 @pulls("add")
 def pull_add(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    for each in line.args: pull.give(each, partial(fitted_to, g, pull.shape(each)))
+    for operand in line.args: pull.give(operand, partial(fitted_to, g, pull.shape(operand)))
 
 
 @pulls("mul")
@@ -123,7 +123,8 @@ def pull_mul(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 @pulls("keep_top")
 def pull_keep_top(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    """What was kept. Which entries are the largest is no smooth choice and learns nothing."""
+    """Pull back to the entries that were taken. The choice of the largest entries is not smooth, so `by` gets no
+    cotangent."""
     s, by = line.args
     pull.give(s, lambda: fitted_to(g.keep_top(pull.value(by, at), line.more[0]), pull.shape(s)))
 
@@ -168,7 +169,7 @@ def pull_dropped(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 @pulls("pick")
 def pull_pick(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    """Rows go back to where they were picked."""
+    """Return rows to the places where they were picked."""
     pull.give(line.args[0], lambda: g.related(line.more[0]).turn().product(g, monoids.sum, everyone))
 
 
@@ -183,7 +184,8 @@ def pull_shares(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 @pulls("product")
 def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    """Over a sum: each operand's from the other's, turned. Tokens are merged within sequences where forward does so."""
+    """Pull back through a product over a sum: each operand's cotangent is a product with the other operand, transposed.
+    Tokens are merged within sequences where forward does so."""
     (u, v), over_ = line.args, line.more[0]
     if over_ is not monoids.sum: raise refuse(f"a product over {name_of(over_)}")
     if pull.forward.line(u).op != "related" and line.more[1] is not everyone and not pull.forward.masked(u):
@@ -194,12 +196,12 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
                                       pull.shape(u).heads))
 
     def right() -> TracedValue:
-        if pairs: found = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
+        if pairs: cotangent = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
         else:
             left = pull.value(u, at).turn()
             both = all(isinstance(n, Space) for n in left.shape.size) and pull.forward.line(u).op != "related"
-            found = left.product(g, monoids.sum, within if both else everyone)
-        return fitted_heads(found, pull.shape(v).heads)
+            cotangent = left.product(g, monoids.sum, within if both else everyone)
+        return fitted_heads(cotangent, pull.shape(v).heads)
     pull.give(v, right)
 
 
@@ -207,7 +209,8 @@ def name_of(over_: type[Monoid]) -> str: return over_.__name__
 
 
 def teaches(matrix: Operator) -> Data | None:
-    """The stored array of an operator that learns: one number, such as a scale, does not."""
+    """Return the stored array of an operator that learns; None for any other operator, and for one number, such as a
+    scale."""
     if matrix.kind not in (weight, diag, const): return None
     data: Data = matrix.args[0]
     return data if data.shape != (1,) else None

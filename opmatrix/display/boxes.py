@@ -1,5 +1,5 @@
-"""Boxes in rows, joined by lines, as an SVG: what a picture of a graph is made of. It asks no network and needs no
-script; what is long shows whole where a pointer rests on it."""
+"""Boxes in rows, joined by lines, as an SVG: the parts of a picture of a graph. It loads nothing from a network and
+needs no script; a long text shows whole where a pointer rests on it."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-# pixels: of a box, a line of text, around it, between boxes and between rows
+# pixels: width of a box, height of a line of text, padding, gap between boxes, gap between rows
 BOX_WIDE, BOX_LINE, BOX_PAD, BOX_GAP, DEEP = 264, 15, 7, 18, 34
-LETTERS = 36                                                # of a line of text
+LETTERS = 36                                                # most characters of a line of text
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box with lines of text, the first in bold; `weight` from 0 to 1 is its shade, `below` what it is drawn under,
-    and where a line leads through what is left out, `through`. A marked line begins with *."""
+    """A box with lines of text, the first in bold. `weight` from 0 to 1 is its shade; `below` are the boxes that it is
+    drawn under, and `through` those whose line to it leads through boxes that are left out. A marked line begins with
+    *."""
 
     key: Hashable
     lines: tuple[str, ...]
@@ -29,9 +30,10 @@ class Box:
 
 
 def box_levels(boxes: Sequence[Box]) -> list[list[Box]]:
-    """Boxes by the longest way from those that are under none, each row in the order of what it is under."""
+    """Return boxes in rows, by the longest way from the boxes that are under none, each row in the order of the boxes
+    above it."""
     depth: dict[Hashable, int] = {}
-    for box in boxes:                                       # what a box is under comes before it
+    for box in boxes:                                       # the boxes above a box come before it
         depth[box.key] = max((depth[over] + 1 for over in (*box.below, *box.through) if over in depth), default=0)
     rows: list[list[Box]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
     for box in boxes: rows[depth[box.key]].append(box)
@@ -43,13 +45,13 @@ def box_levels(boxes: Sequence[Box]) -> list[list[Box]]:
 
 
 def find_middle(place: Mapping[Hashable, float], box: Box) -> float:
-    """Where a box stands best: at the mean of what it is under."""
-    over = [place[each] for each in (*box.below, *box.through) if each in place]
+    """Return the best place of a box in its row: the mean of the places of the boxes above it."""
+    over = [place[key] for key in (*box.below, *box.through) if key in place]
     return sum(over) / len(over) if over else 0.0
 
 
 def draw_boxes(boxes: Sequence[Box], title: str) -> str:
-    """The picture; `title` is what a reader of the page is told that it shows."""
+    """Draw the picture; `title` is its description for a reader of the page."""
     rows = box_levels(boxes)
     width = max([len(row) for row in rows] or [1]) * (BOX_WIDE + BOX_GAP) + BOX_GAP
     where: dict[Hashable, tuple[float, float, int]] = {}
@@ -66,7 +68,7 @@ def draw_boxes(boxes: Sequence[Box], title: str) -> str:
 
 
 def draw_lines(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, int]]) -> Iterator[str]:
-    """A curve from each box to those that it is drawn under; broken where something between is left out."""
+    """Yield a curve from each box to those that it is drawn under; broken where a box between is left out."""
     for box in boxes:
         x, y, _ = where[box.key]
         for over, style in ((box.below, ""), (box.through, ' stroke-dasharray="4 3"')):
@@ -79,7 +81,7 @@ def draw_lines(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, i
 
 
 def draw_each(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, int]]) -> Iterator[str]:
-    """The boxes, darker where they weigh more, with black letters on every shade."""
+    """Yield the boxes, darker where they weigh more, with black letters on every shade."""
     for box in boxes:
         x, y, high = where[box.key]
         yield (f'<g><title>{escape(box.tip or chr(10).join(box.lines))}</title><rect x="{x:.0f}" y="{y:.0f}" '
@@ -92,7 +94,7 @@ def draw_each(boxes: Sequence[Box], where: dict[Hashable, tuple[float, float, in
 
 
 def shade_of(weight: float) -> str:
-    """From white to blue, light enough for black letters."""
+    """Return a colour from white to blue, light enough for black letters."""
     share = min(max(weight, 0.0), 1.0)
     return "#" + "".join(f"{round(255 - share * (255 - end)):02x}" for end in (0x8f, 0xb8, 0xde))
 

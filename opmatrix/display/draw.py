@@ -23,20 +23,20 @@ STYLE = {"font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.
 
 
 def parse_weight_name(name: str) -> tuple[int | None, str]:
-    """A weight's layer and kind, read off its name: "encoder.layer.3.output.dense.weight" is 3, "output.dense"."""
-    found = re.search(r"(?:^|\.)(\d+)\.", name)
-    kind = name[found.end():] if found else name
-    return (int(found[1]) if found else None), re.sub(r"\.weight$", "", kind)
+    """Parse a weight's layer and kind from its name: "encoder.layer.3.output.dense.weight" is 3, "output.dense"."""
+    layer = re.search(r"(?:^|\.)(\d+)\.", name)
+    kind = name[layer.end():] if layer else name
+    return (int(layer[1]) if layer else None), re.sub(r"\.weight$", "", kind)
 
 
 def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> str:
-    """Falling values as bars on a logarithmic scale, from the first one down by so many decades."""
+    """Draw falling values as bars on a logarithmic scale, from the first one down by so many decades."""
     at = np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int)
     size = np.maximum(np.asarray(values, float)[at] / max(values[0], np.finfo(float).tiny), 10.0 ** -decades)
     return "".join(BARS[round((1 + math.log10(value) / decades) * (len(BARS) - 1))] for value in size)
 
 
-SPECTRUM_COLUMNS = {                                        # of the table of spectra, and what each says
+SPECTRUM_COLUMNS = {                                        # columns of the table of spectra, with their meanings
     "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
     "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy "
                                                                               "Σσ²",
@@ -46,22 +46,24 @@ SPECTRUM_COLUMNS = {                                        # of the table of sp
 
 
 def spectrum_text(spectra: Sequence[Spectrum]) -> str:
-    """A table with one matrix a line, for any terminal that shows unicode, and what its columns say."""
+    """Return a table with one matrix a line, for any terminal that shows unicode, and the meaning of its columns."""
     rows = []
-    for each in spectra:
-        layer, kind = parse_weight_name(each.name)
-        rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}",
-                     f"{each.values[0]:.3g}",
-                     f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)),
-                     str(each.rank_at(0.01)),
-                     str(each.knee), str(each.power_law) if math.isfinite(each.power_law.exponent) else "too few",
-                     sparkline(each.values.tolist())])
-    said = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
-    return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *said])
+    for spectrum in spectra:
+        layer, kind = parse_weight_name(spectrum.name)
+        rows.append(["-" if layer is None else str(layer), kind, f"{spectrum.shape[0]}×{spectrum.shape[1]}",
+                     f"{spectrum.values[0]:.3g}",
+                     f"{spectrum.stable_rank:.1f}", f"{spectrum.effective_rank:.0f}", str(spectrum.rank_at(0.1)),
+                     str(spectrum.rank_at(0.01)),
+                     str(spectrum.knee),
+                     str(spectrum.power_law) if math.isfinite(spectrum.power_law.exponent) else "too few",
+                     sparkline(spectrum.values.tolist())])
+    notes = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
+    return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *notes])
 
 
 def plotting() -> Any:
-    """matplotlib, drawing to files; an InputError that says how to get it."""
+    """Return matplotlib, set to draw to files. Raises InputError, which tells how to install it, where it is
+    missing."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -72,23 +74,24 @@ def plotting() -> Any:
 
 
 def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
-    """Singular values, a panel for each kind of weight or activation and a line for each layer, to a file (png, svg,
-    pdf). Marked are the knee and the rank that leaves 1 % of the energy; what lies more than 2.5 decades under the
-    largest value is cut off. Raises InputError where there is nothing to draw."""
+    """Draw singular values to a file (png, svg, pdf): a panel for each kind of weight or activation and a line for each
+    layer. Marked are the knee and the rank that leaves 1 % of the energy; values more than 2.5 decades under the
+    largest are cut off. Raises InputError where there is nothing to draw."""
     if not spectra: raise InputError("spectrum_figure: no spectra given")
     rc_context, Figure = plotting()
     panels: dict[tuple[str, str], list[Spectrum]] = {}
-    for each in spectra: panels.setdefault((each.kind, parse_weight_name(each.name)[1]), []).append(each)
-    layers = sorted({parse_weight_name(each.name)[0] or 0 for each in spectra})
+    for spectrum in spectra:
+        panels.setdefault((spectrum.kind, parse_weight_name(spectrum.name)[1]), []).append(spectrum)
+    layers = sorted({parse_weight_name(spectrum.name)[0] or 0 for spectrum in spectra})
     across = min(len(panels), 4)
     down = -(-len(panels) // across)
     with rc_context(STYLE):
         figure = Figure(figsize=(max(2.9 * across, 5), 2.5 * down + 0.75), layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for axis, ((kind, title), members) in zip(axes, panels.items(), strict=False):
-            for each in members:
-                trace(axis, each, shade(layers.index(parse_weight_name(each.name)[0] or 0), len(layers)))
-            top = max(each.values[0] for each in members)
+            for spectrum in members:
+                trace(axis, spectrum, shade(layers.index(parse_weight_name(spectrum.name)[0] or 0), len(layers)))
+            top = max(spectrum.values[0] for spectrum in members)
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -99,28 +102,28 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
 
 
 def drawable(path: Path) -> None:
-    """Raises InputError for a file that no picture could be written to, and where nothing draws."""
+    """Raise InputError for a file that no picture could be written to, and where matplotlib is missing."""
     writable(path)
     if path.suffix not in PICTURES: raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
     plotting()
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """The file of a figure, whole or not at all."""
+    """Write the file of a figure, whole or not at all."""
     drawable(path)
     with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
     return path
 
 
 def shade(index: int, count: int) -> tuple[float, float, float, float]:
-    """A colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
+    """Return a colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
     from matplotlib import colormaps
     red, green, blue, alpha = colormaps["viridis"](0.92 * index / max(count - 1, 1))
     return red, green, blue, alpha
 
 
 def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, float]) -> None:
-    """One line of singular values above rounding, with its marks."""
+    """Draw one line of singular values above rounding, with its marks."""
     shown = spectrum.values > spectrum.precision * spectrum.values[0]
     axis.plot(1 + np.flatnonzero(shown), spectrum.values[shown], color=colour, linewidth=1.3)
     for rank, style in ((spectrum.knee, "o"), (spectrum.rank_at(0.01), "|")):
@@ -130,7 +133,7 @@ def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, f
 
 
 def legend(figure: "Figure", layers: Sequence[int]) -> None:
-    """The one legend, under all panels: at most eight layers by name, and the two marks."""
+    """Draw the one legend, under all panels: at most eight layers by name, and the two marks."""
     from matplotlib.lines import Line2D
     named = range(len(layers)) if len(layers) <= 8 else np.linspace(0, len(layers) - 1, 8).round().astype(int)
     handles = [Line2D([], [], color=shade(i, len(layers)), label=f"layer {layers[i]}") for i in named]
@@ -143,8 +146,9 @@ def legend(figure: "Figure", layers: Sequence[int]) -> None:
 
 def front_figure(points: Sequence[Mapping[str, object]], path: str | Path, chosen: int | None = None,
                  baseline: Mapping[str, object] | None = None) -> Path:
-    """Time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as in
-    the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or None)."""
+    """Draw time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as
+    in the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or
+    None)."""
     if not points: raise InputError("front_figure: the front has no points")
     x, y, error = (np.array([read_figure(point, key) for point in points]) for key in ("s", "bytes", "error"))
     rc_context, Figure = plotting()
@@ -174,14 +178,15 @@ def front_figure(points: Sequence[Mapping[str, object]], path: str | Path, chose
 
 
 def read_figure(point: Mapping[str, Any], key: str) -> float:
-    """A measured number of a point, else the predicted one; an InputError naming both where there is neither."""
+    """Return a measured number of a point, else the predicted one. Raises InputError naming both where there is
+    neither."""
     for name in (f"measured_{key}", f"predicted_{key}"):
         if (value := point.get(name)) is not None: return float(value)
     raise InputError(f"front_figure: a point has neither measured_{key} nor predicted_{key}")
 
 
 def decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten between two numbers, or the two where none lies between."""
+    """Return 1, 2 and 5 times the powers of ten between two numbers, or the two where fewer than two lie between."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = [times * 10.0 ** power for power in powers for times in (1, 2, 5)]
     inside = [step for step in steps if low <= step <= high]
@@ -189,5 +194,5 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def percent(value: float, position: int | None = None) -> str:
-    """0.02 as 2 %."""
+    """Return a share in per cent: 0.02 as 2 %."""
     return f"{100 * value:.2g} %"

@@ -12,7 +12,7 @@ ROUNDED_ERROR = 1e-5                                                # errors bel
 
 
 def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]], chosen: int) -> str:
-    """An SVG of programs by their milliseconds and megabytes, measured where they were."""
+    """Draw an SVG of programs by their milliseconds and megabytes, measured ones where they were measured."""
     every = [baseline, *points]
     xs = [1e3 * figure(point, "s") for point in every]
     ys = [figure(point, "bytes") / 1e6 for point in every]
@@ -28,13 +28,13 @@ def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]],
 
 
 def figure(point: Mapping[str, Any], kind: str) -> float:
-    """What was measured, else predicted, else 0."""
+    """Return the measured figure of a point, else the predicted one, else 0."""
     measured = point[f"measured_{kind}"]
     return float((point[f"predicted_{kind}"] if measured is None else measured) or 0.0)
 
 
 def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
-    """Lines with their numbers, and what they count."""
+    """Yield the lines of both axes with their numbers and units."""
     ground = PLOT_HIGH - PLOT_BOTTOM
     for number in ticks(right):
         x = PLOT_LEFT + across * number
@@ -49,14 +49,14 @@ def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
 
 
 def ticks(most: float) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from 0 to `most`, at most TICKS beside 0."""
+    """Return multiples of 1, 2 or 5 times a power of ten from 0 to `most`, at most TICKS beside 0."""
     power = 10.0 ** floor(log10(most / TICKS))
     step = next(times * power for times in (1, 2, 5, 10) if times * power * TICKS >= most)
     return [round(step * at, 12) for at in range(int(most / step) + 1)]
 
 
 def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool) -> Iterator[str]:
-    """A program by the number of its directory: a diamond is the import, which has none, a square exact, a disc
+    """Draw a program by the number of its directory: a diamond is the import, which has none, a square exact, a disc
     approximate, a ring the chosen one."""
     name = str(point["name"])
     yield f"<g><title>{escape(name[:200])}</title>"

@@ -18,17 +18,17 @@ LIMIT = 8                                                   # rows and columns o
 
 
 def html(term: Operator) -> str:
-    """The table, under the operator's text and shapes."""
+    """Write the table, under the operator's text and shapes."""
     head = f"<code>{escape(brief(repr(term), 300))}</code><br><small>{term.into} → {term.out}{facts(term)}</small>"
     return f"{head}{format_cells(rows(term))}"
 
 def facts(term: Operator) -> str:
-    """The properties worth knowing."""
+    """Return the properties worth knowing."""
     shown = [name for name in ("linear", "entrywise", "row_wise", "constant") if getattr(term, name)]
     return "".join(f", {name.replace('_', '-')}" for name in shown)
 
 def rows(term: Operator) -> list[list[str]]:
-    """The cells: entries, blocks or factors."""
+    """Return the cells: entries, blocks or factors."""
     n, single = term.into.cols, term(Shape(1, cols=term.into.cols)).heads == 1
     if term.linear and single and isinstance(n, int) and (matrix := entries(term, n)) is not None:
         return grid(n, term.out.cols, lambda i, j: format_number(matrix[i, j]))
@@ -37,30 +37,30 @@ def rows(term: Operator) -> list[list[str]]:
         return grid(n, term.out.cols, lambda i, j: format_entry(term, i, j))
     if term.diagonal and single: return grid(n, n, lambda i, j: escape(repr(term)) if i == j else "")
     if term.kind.name == "row": return [[escape(brief(repr(part), 60)) for part in spine(term)]]
-    found, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
+    cells, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
     for factor in factors(term):
         shape = factor(shape)
-        found.append([escape(brief(repr(factor), 120)), str(shape)])
-    return found
+        cells.append([escape(brief(repr(factor), 120)), str(shape)])
+    return cells
 
 def known(term: Operator) -> bool:
-    """Whether all of its arrays are loaded."""
+    """True if all of its arrays are loaded."""
     return not any(isinstance(a, Promised) for node in term.walk() for a in node.args)
 
 def entries(term: Operator, n: int) -> NDArray[np.float64] | None:
-    """The first rows of the matrix of a term that n columns go into; None where a symbol stands in it, or an array that
-    is only promised."""
+    """Return the first rows of the matrix of a term that n columns go into; None where the term holds a symbol, or an
+    array that is only promised."""
     if any(node.kind.name == "symbol" for node in term.walk()) or not known(term): return None
     return dense(term, np.eye(min(n, LIMIT), n))
 
 def grid(n: LiveSize, p: LiveSize, cell: Callable[[int, int], str]) -> list[list[str]]:
-    """As many entries as are shown; dots for the rest, or where nobody knows how many there are."""
+    """Return the entries that are shown; dots for the rest, or where their number is not known."""
     down, right = (min(k, LIMIT) if isinstance(k, int) else 3 for k in (n, p))
-    found = [[cell(i, j) for j in range(right)] + ["…"] * (p != right) for i in range(down)]
-    return found + [["⋮"] * len(found[0])] * (n != down)
+    cells = [[cell(i, j) for j in range(right)] + ["…"] * (p != right) for i in range(down)]
+    return cells + [["⋮"] * len(cells[0])] * (n != down)
 
 def format_entry(term: Operator, i: int, j: int) -> str:
-    """An entry of a matrix kind in a word: a number, a function, or nothing."""
+    """Return an entry of a matrix kind in a word: a number, a function, or an empty text where there is none."""
     entry = term.kind.body(i, j, *term.args)
     if callable(entry): return format_number(entry(0.0)) if term.constant else escape(repr(term))
     return "" if entry is None else format_number(entry)
@@ -68,16 +68,16 @@ def format_entry(term: Operator, i: int, j: int) -> str:
 def format_number(value: float) -> str: return f"{float(value):.3g}"
 
 def format_cells(cells: list[list[str]]) -> str:
-    """Rows of cells as HTML."""
+    """Write rows of cells as HTML."""
     lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in cells)
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def html_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], caption: str = "", foot: str = "") -> str:
-    """Rows of text under their header, escaped; a row that begins with * is the one that was chosen."""
+    """Write rows of text under their header, escaped; a row that begins with * is the chosen one."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    said = "".join(f"<tr{' style=font-weight:bold' if line[0].startswith('*') else ''}>"
+    lines = "".join(f"<tr{' style=font-weight:bold' if line[0].startswith('*') else ''}>"
                    + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in rows)
     title = caption and f'<caption style="white-space:pre-line;text-align:left">{escape(caption)}</caption>'
     return (f"<table>{title}<thead><tr>{head}</tr></thead>"
-            f"<tbody>{said}</tbody></table>{foot and f'<p><small>{escape(foot)}</small></p>'}")
+            f"<tbody>{lines}</tbody></table>{foot and f'<p><small>{escape(foot)}</small></p>'}")

@@ -1,4 +1,4 @@
-"""What the text of a term calls its arrays, symbols and sizes: identifiers that nothing else is called."""
+"""The names of arrays, symbols and sizes in the text of a term: identifiers that name nothing else."""
 from __future__ import annotations
 
 import keyword
@@ -21,9 +21,9 @@ from opmatrix.algebra.positions import patterns
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import KINDS, Operator, formula
 
-MAX_LITERAL = 10                                            # numbers of an array that is written out
+MAX_LITERAL = 10                                            # an array of fewer numbers is written out
 
-Leaf: TypeAlias = Data | Operator | Pattern | type[Monoid] | sympy.Symbol       # what has to be named
+Leaf: TypeAlias = Data | Operator | Pattern | type[Monoid] | sympy.Symbol       # a thing that needs a name
 
 
 class SizeWriter(StrPrinter):                               # type: ignore[misc]
@@ -39,13 +39,13 @@ class SizeWriter(StrPrinter):                               # type: ignore[misc]
 
 
 def has_name(data: Data) -> bool:
-    """Whether somebody gave the array a name."""
+    """True if the array was given a name."""
     return bool(data.name or (data.base and data.base.name))
 
 def is_scalar(data: Data) -> bool: return data.shape == (1,) and not data.name
 
 def literal(data: Data) -> bool:
-    """Whether an array is written out."""
+    """True if an array is written out."""
     if isinstance(data, Promised) or has_name(data) or data.shape == (1,) or len(data.shape) > 2: return False
     array = data.array
     plain = array.dtype in (np.float64, np.int64, bool) and 0 < array.size < MAX_LITERAL
@@ -54,21 +54,21 @@ def literal(data: Data) -> bool:
 
 
 def label_leaves(nodes: list[Operator], names: Mapping[str, Iterable[object]]) -> dict[Leaf, str]:
-    """A name of its own for every size, array and symbol, and for sums and patterns of one's own: an identifier that
-    nothing else is called, such as what is said by its name, with these arguments."""
-    found: dict[Leaf, str] = {}
+    """Return a name of its own for every size, array and symbol, and for custom sums and patterns: an identifier that
+    names nothing else, such as a family in `names`, which is written by its name with these arguments."""
+    labels: dict[Leaf, str] = {}
     taken = {*vocabulary(), *names, "x"}
-    said = [a for node in nodes if node.kind.name != "symbol" for a in node.attributes]
-    sizes = dict.fromkeys(symbol for a in (*said, *chain(*names.values())) for symbol in find_symbols(a))
+    attributes = [a for node in nodes if node.kind.name != "symbol" for a in node.attributes]
+    sizes = dict.fromkeys(symbol for a in (*attributes, *chain(*names.values())) for symbol in find_symbols(a))
     for leaf in dict.fromkeys([*sizes, *(leaf for node in nodes for leaf in leaves(node))]):
         name = spelt(leaf)
         while normal(name) in taken or keyword.iskeyword(name): name += "_"
-        found[leaf] = name
+        labels[leaf] = name
         taken.add(normal(name))
-    return found
+    return labels
 
 def spelt(leaf: Leaf) -> str:
-    """What a leaf would be called, were it alone."""
+    """Return the name that a leaf would have on its own."""
     match leaf:
         case Data(): return leaf.label
         case Operator(): return identifier(leaf.args[0])
@@ -77,26 +77,26 @@ def spelt(leaf: Leaf) -> str:
     return identifier(leaf.__name__)
 
 def leaves(node: Operator) -> list[Leaf]:
-    """What a node is printed with that has to be named: a symbol, arrays, sums and patterns of one's own."""
+    """Return the printed parts of a node that need a name: a symbol, arrays, custom sums and patterns."""
     if node.kind.name == "symbol": return [node]
-    own: list[Leaf] = []
+    to_name: list[Leaf] = []
     for a in node.attributes if node.kind.arity else node.args:
-        if isinstance(a, Data): own.append(a)
-        elif isinstance(a, Pattern): own += a.data if a.ours else [*a.data, a]
-        elif hasattr(a, "merge") and not is_known(a): own.append(a)
-    return [each.base or each if isinstance(each, Data) else each for each in own
-            if not isinstance(each, Data) or not (is_scalar(each) or literal(each))]
+        if isinstance(a, Data): to_name.append(a)
+        elif isinstance(a, Pattern): to_name += a.data if a.ours else [*a.data, a]
+        elif hasattr(a, "merge") and not is_known(a): to_name.append(a)
+    return [leaf.base or leaf if isinstance(leaf, Data) else leaf for leaf in to_name
+            if not isinstance(leaf, Data) or not (is_scalar(leaf) or literal(leaf))]
 
 def identifier(name: str) -> str:
     plain = re.sub(r"\W", "_", name)
     return plain if plain.isidentifier() else f"_{plain}"
 
 def normal(name: str) -> str:
-    """As Python reads identifiers."""
+    """Return a name as Python reads identifiers."""
     return unicodedata.normalize("NFKC", name)
 
 def vocabulary() -> dict[str, Any]:
-    """What the text of a term is written with, besides its own leaves: the names of the front door, and kinds."""
+    """Return the words of the text of a term, besides its own leaves: the names of the front door, and kinds."""
     public = {name: getattr(module, name) for module in (patterns, operators) for name in module.__all__}
     kinds = {name: kind if kind.signature.parameters else kind() for name, kind in KINDS.items()}
     return {**kinds, **public, "formula": formula, "monoids": monoids}

@@ -1,5 +1,5 @@
-"""How programs, laws, patterns, relations, sessions, partitions, points and results show themselves in a notebook:
-tables and static pictures, everything escaped. The text that each prints stays its text."""
+"""Views of programs, laws, patterns, relations, sessions, partitions, points and results in a notebook: tables and
+static pictures, everything escaped. The printed text of each does not change."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from opmatrix.parallel.sharding.partition import Partition
     from opmatrix.runtime.program import Program
 
-MOST_STEPS, MOST_POSITIONS, CELL = 200, 24, 9               # of a program, of a pattern; pixels of a dot
+MOST_STEPS, MOST_POSITIONS, CELL = 200, 24, 9               # steps of a program, positions; pixels of a dot
 
 
 class LawLike(Protocol):
-    """A law: its row, its docstring, what it must fail for."""
+    """A law: its row, its docstring, the operators for which it must fail."""
 
     @property
     def doc(self) -> str: ...
@@ -35,20 +35,20 @@ class LawLike(Protocol):
 
 
 def facts_html(title: str, pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and what they are, as a table under a title."""
+    """Write names and values as a table under a title."""
     rows = "".join(f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
                    f'<td style="text-align:left">{escape(str(value))}</td></tr>' for name, value in pairs)
     return f"<table><caption>{escape(title)}</caption>{rows}</table>"
 
 
 def program_html(program: Program) -> str:
-    """Its steps: kernel, what each reads, the format and bytes of what is stored."""
+    """Write the steps of a program as a table: kernel, operands, the format and bytes of stored constants."""
     rows = []
     for step in program.steps[:MOST_STEPS]:
         constants = {name: program.constants[ref] for name, ref in step.operands.items() if ref in program.constants}
-        size = sum(each.nbytes for each in constants.values())
-        stored = ", ".join(f"{name}: {getattr(each, 'name', 'row')} {'×'.join(map(str, each.shape))}"
-                           for name, each in constants.items())
+        size = sum(constant.nbytes for constant in constants.values())
+        stored = ", ".join(f"{name}: {getattr(constant, 'name', 'row')} {'×'.join(map(str, constant.shape))}"
+                           for name, constant in constants.items())
         rows.append((step.output, step.kernel, ", ".join(ref for ref in step.operands.values()
                                                          if ref not in program.constants), stored, f"{size:,}"))
     more = len(program.steps) - len(rows)
@@ -57,16 +57,17 @@ def program_html(program: Program) -> str:
 
 
 def law_html(law: LawLike) -> str:
-    """Both sides, its guard, for what it fails, where it is from, and why it holds."""
+    """Write a law: both sides, its guard, the operators for which it fails, its source, and why it holds."""
     name, kind, statement, guard, source = law.row()
-    fails = "; ".join(", ".join(f"{variable}: {sort}" for variable, sort in each.items()) for each in law.without)
+    fails = "; ".join(", ".join(f"{variable}: {sort}" for variable, sort in sorts.items()) for sorts in law.without)
     return facts_html(f"{kind} law {name}", [("says", statement), ("asks for", guard or "nothing"),
                                              *([("fails with", fails)] if fails else []),
                                              ("from", source), ("why", " ".join(law.doc.split()))])
 
 
 def pattern_svg(pattern: Pattern) -> str:
-    """Who sees whom among the first positions of a sequence: a row for each query, a dot for each key that it sees."""
+    """Draw the visible pairs among the first positions of a sequence: a row for each query, a dot for each key that it
+    sees."""
     most = min(MOST_POSITIONS, pattern.known(MOST_POSITIONS))
     side = CELL * most
     cells = np.argwhere(dense_mask(pattern, most))
@@ -80,7 +81,8 @@ def pattern_svg(pattern: Pattern) -> str:
 
 
 def dense_mask(pattern: Pattern, most: int) -> NDArray[np.bool_]:
-    """True where a query of a sequence of so many rows sees a key; nobody where only a batch can tell."""
+    """Return a mask, true where a query of a sequence of so many rows sees a key; all false where only a batch can
+    tell."""
     at, none = np.arange(most), np.zeros((), np.int64)
     try: seen = pattern.sees(Positions(at[:, None], none), Positions(at[None], none))
     except (AttributeError, TypeError, ValueError, IndexError): seen = np.zeros((most, most), bool)
@@ -88,20 +90,20 @@ def dense_mask(pattern: Pattern, most: int) -> NDArray[np.bool_]:
 
 
 def relation_html(relation: Relation) -> str:
-    """From the rows of which space to those of which, and who gives its entries."""
+    """Write the space of a relation's rows, the space of its columns, and the source of its entries."""
     return facts_html(str(relation), [("rows", relation.rows), ("columns", relation.cols), (
         "entries", "given with each batch" if relation.custom else "known of any batch")])
 
 
 def session_html(session: Pages) -> str:
-    """Its pages, and how long each sequence is."""
+    """Write the pages of a session, and the length of each sequence."""
     sequences = session.state.sequences
-    return html_table(("sequence", "rows"), [(str(each.number), str(each.length)) for each in sequences],
+    return html_table(("sequence", "rows"), [(str(sequence.number), str(sequence.length)) for sequence in sequences],
                       repr(session).strip("<>"))
 
 
 def partition_html(plan: Partition) -> str:
-    """What it prints, as it stands there."""
+    """Write the printed text of a partition, unchanged."""
     return f"<pre>{escape(str(plan))}</pre>"
 
 
@@ -109,7 +111,7 @@ POINT_COLUMNS = "", "ms predicted", "measured", "MB predicted", "measured", "err
 
 
 def point_row(name: str, point: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures of a program of a front."""
+    """Return the figures of a program of a front."""
     return (name, ms(point["predicted_s"]), ms(point["measured_s"]), megabytes(point["predicted_bytes"]),
             megabytes(point["measured_bytes"]), percent(point["predicted_error"]), percent(point["measured_error"]))
 
@@ -118,10 +120,10 @@ def point_html(point: Any) -> str: return html_table(POINT_COLUMNS, [point_row(p
 
 
 def result_html(result: Any) -> str:
-    """The front as a picture with a number for each program, and its table; the chosen one is marked."""
-    imported, points = vars(result.imported), [vars(each) for each in result.points]
+    """Draw the front with a number for each program, above its table; the chosen program is marked."""
+    imported, points = vars(result.imported), [vars(point) for point in result.points]
     rows = [point_row("imported", imported),
-            *(point_row(f"{'* ' * (at == result.chosen)}{at} {each['name']}", each)
-              for at, each in enumerate(points))]
+            *(point_row(f"{'* ' * (at == result.chosen)}{at} {point['name']}", point)
+              for at, point in enumerate(points))]
     return (f'<div style="max-width:640px">{front_plot(imported, points, result.chosen)}</div>'
             + html_table(POINT_COLUMNS, rows, f"{result.model}: * is chosen"))

@@ -1,4 +1,4 @@
-"""Tables of text, and figures as they stand there."""
+"""Tables of text, and figures in their printed forms."""
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
@@ -6,11 +6,11 @@ from textwrap import wrap
 
 GAP = 2                                                     # spaces between columns
 RULE = re.compile(r"─+(?:  ─+)*")
-NARROWEST = 12                                              # characters of a column of words that is made narrower
+NARROWEST = 12                                              # least characters of a narrowed column of words
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str], left: Collection[int] = (0,)) -> str:
-    """Columns that line up under a header: those named to the left, all others to the right."""
+    """Return columns lined up under a header: the columns in `left` to the left, all others to the right."""
     cells = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
@@ -23,8 +23,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str], left: Collection
 # ---- on a terminal
 
 def fit_width(text: str, columns: int) -> str:
-    """A text with its tables, as `table` writes them, no wider than so many columns where they can be: headers and
-    columns of words go over several lines, first whichever is widest; numbers stay whole. All else is as it was."""
+    """Return a text with its tables, as `table` writes them, no wider than so many columns where that is possible:
+    headers and columns of words go over several lines, the widest first; numbers stay whole. The rest of the text is
+    unchanged."""
     lines, done = text.splitlines(), list[str]()
     at = 0
     while at < len(lines):
@@ -39,10 +40,10 @@ def fit_width(text: str, columns: int) -> str:
 
 
 def narrowed(header: str, rule: str, rows: Sequence[str], columns: int) -> Iterator[str]:
-    """The lines of a table in so many columns."""
-    spans = [each.span() for each in re.finditer("─+", rule)]
+    """Yield the lines of a table in so many columns."""
+    spans = [dashes.span() for dashes in re.finditer("─+", rule)]
     cells = [[row[start:end].ljust(end - start) for start, end in spans] for row in (header, *rows)]
-    words = [at == 0 or any(cell != cell.strip().rjust(len(cell)) for cell in column)       # to the left: no numbers
+    words = [at == 0 or any(cell != cell.strip().rjust(len(cell)) for cell in column)       # left ones: no numbers
              for at, column in enumerate(zip(*cells, strict=True))]
     shown = [[cell.rstrip() if left else cell.strip() for cell, left in zip(row, words, strict=True)] for row in cells]
     most = [max(map(len, column)) for column in zip(*shown, strict=True)]
@@ -50,9 +51,9 @@ def narrowed(header: str, rule: str, rows: Sequence[str], columns: int) -> Itera
              for (head, *body), left in zip(zip(*shown, strict=True), words, strict=True)]
     widths, room = [*most], columns - GAP * (len(most) - 1)
     for some in ([not left for left in words], words):      # headers of numbers first, then words
-        while sum(widths) > room and any(wide := [each and width > low for each, width, low
+        while sum(widths) > room and any(wide := [allowed and width > low for allowed, width, low
                                                   in zip(some, widths, least, strict=True)]):
-            widest = max((width, at) for at, (width, each) in enumerate(zip(widths, wide, strict=True)) if each)[1]
+            widest = max((width, at) for at, (width, long) in enumerate(zip(widths, wide, strict=True)) if long)[1]
             widths[widest] -= 1
     for row in (shown[0], None, *shown[1:]):
         if row is None: yield (" " * GAP).join("─" * width for width in widths)
@@ -63,7 +64,7 @@ def longest(words: str) -> int: return max(map(len, words.split()), default=0)
 
 
 def stacked(row: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> Iterator[str]:
-    """The lines of a row whose cells go over several where they are too long for their columns."""
+    """Yield the lines of a row whose cells go over several where they are too long for their columns."""
     parts = [[cell] if len(cell) <= width else
              wrap(cell, width, subsequent_indent=" " * (len(cell) - len(cell.lstrip()) + GAP) * left)
              for cell, width, left in zip(row, widths, words, strict=True)]
@@ -79,7 +80,7 @@ def ms(seconds: float | None) -> str:
 
 
 def between(ends: Sequence[float] | None) -> str:
-    """Two seconds, in milliseconds."""
+    """Return two seconds, in milliseconds."""
     return "" if ends is None else " to ".join(map(ms, ends))
 
 
@@ -88,17 +89,17 @@ def megabytes(size: float | None) -> str:
 
 
 def percent(error: float | None) -> str:
-    """An error in per cent, or as a power of ten where it is rounding."""
+    """Return an error in per cent, or as a power of ten where it is rounding."""
     if error is None:
         return ""
     return f"{error:.0e}" if 0 < abs(error) < 1e-5 else f"{100 * error:.3g} %"
 
 
 def micro(seconds: float) -> str:
-    """Seconds as microseconds: a decimal, or three digits of what is small."""
+    """Return seconds as microseconds: a decimal, or three digits of a small number."""
     return f"{1e6 * seconds:.1f}" if 1e6 * seconds >= 10 else f"{1e6 * seconds:.3g}"
 
 
 def few_digits(value: object, digits: int = 3) -> str:
-    """A number in few digits, as reports have it; anything else as it is."""
+    """Return a number in few digits, as reports have it; any other value as it is."""
     return f"{value:.{digits}g}" if isinstance(value, float) else f"{value}"

@@ -1,6 +1,6 @@
-r"""A term as Python that evaluates back to the same term, and as LaTeX, written out in full. Notation is a table: what
-is said -> how closely it binds, a template, and how closely its operands have to bind. An operator with a product of
-values in it is said as a formula in x; all others, as x @ A."""
+r"""A term as Python that evaluates back to the same term, and as LaTeX, written out in full. Notation is a table:
+operation -> how closely it binds, a template, and how closely its operands have to bind. An operator with a product of
+values in it is written as a formula in x; all others, as x @ A."""
 from __future__ import annotations
 
 import keyword
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 Notation = dict[str, Mark]
-SUM, TIMES, JUXTAPOSED, RAISED, ATOM = 1, 2, 3, 4, 5        # precedences of LaTeX; Python has no third, and no raised
+SUM, TIMES, JUXTAPOSED, RAISED, ATOM = 1, 2, 3, 4, 5        # precedences of LaTeX; Python has no third, no raised one
 
 PYTHON: Notation = dict(
     add=Mark(1, "{} + {}", 1, 2), sub=Mark(1, "{} - {}", 1, 2), mul=Mark(2, "{} * {}", 2, 3),
@@ -58,19 +58,19 @@ LATEX: Notation = dict(
     given=Mark(ATOM, r"\mathrm{{{}}}_{{{}}}"), related=Mark(ATOM, r"\mathrm{{{}}}"),
     pick=Mark(ATOM, r"\Pi_{{\mathrm{{{}}}}}"), diag=Mark(ATOM, r"\operatorname{{diag}}({})"),
     const=Mark(ATOM, "{}"), layernorm=Mark(ATOM, r"\mathrm{{norm}}_{{{}}}"))
-GREEDY = ("product", "turn")                                # only said of values
-SHOWN = 3                                                   # numbers of an array that is not written out, for readers
-SPEAKABLE = Operator, Pattern, int, float, str, sympy.Expr, type(None)      # what a family said by name is called with
+GREEDY = ("product", "turn")                                # kinds that are written of values only
+SHOWN = 3                                                   # numbers that a reader sees of a larger array
+SPEAKABLE = Operator, Pattern, int, float, str, sympy.Expr, type(None)      # types of a named family's arguments
 
 
 class Say(Protocol):
-    """Says a term where so much binds, or as a right operand."""
+    """A writer of a term, in brackets where it binds less than `level`, or as a right operand."""
     def __call__(self, term: Operator, level: int = 0, right: bool = False) -> str: ...
 
 
 class TermWriter:
-    """One term in one notation; `short` says what has a name by its name, `exact` so that it can be read back: a large
-    array by a label, which for readers is its shape and a few numbers."""
+    """One term in one notation. `short`: terms with a name are written by their names. `exact`: the text can be read
+    back, so a large array is a label; for readers it is its shape and a few numbers."""
     def __init__(self, term: Operator, notation: Notation, short: bool = True, exact: bool = True) -> None:
         self.notation, self.latex, self.short = notation, notation is LATEX, short
         self.exact = exact and not self.latex
@@ -84,7 +84,8 @@ class TermWriter:
             if (node.kind.name in GREEDY or through) and node not in self.named: self.formulaic.add(node)
 
     def collect(self, term: Operator) -> Iterator[Operator]:
-        """Every node that is said, children first, and what names are called with; names are found on the way."""
+        """Yield every node that is written, children first, and the arguments of named terms; names are found on the
+        way."""
         seen, taken = set[Operator](), dict[tuple[object, ...], Operator]()
         todo = [term]
         while todo:
@@ -100,12 +101,13 @@ class TermWriter:
                 yield node
 
     def put(self, what: str, level: int, *parts: str) -> str:
-        """The parts in the template, in brackets where it binds less than is asked for."""
-        said = self.notation[what].template.format(*parts)
-        return self.notation["brackets"].template.format(said) if self.notation[what].level < level else said
+        """Fill the template with the parts, in brackets where it binds less than `level`."""
+        text = self.notation[what].template.format(*parts)
+        return self.notation["brackets"].template.format(text) if self.notation[what].level < level else text
 
     def operator(self, term: Operator, level: int = 0, right: bool = False) -> str:
-        """The term as an operator; as a right operand of +, * and @ a number and a monoid are said as they are."""
+        """Write the term as an operator; as a right operand of +, * and @ a number and a monoid are written as they
+        are."""
         kind, args = term.kind.name, term.args
         if name := self.named.get(term): return self.call(*name)
         if term in self.formulaic: return self.put("formula", level, self.formula_body(term))
@@ -130,17 +132,17 @@ class TermWriter:
         return self.call(kind, *args)
 
     def formula_body(self, term: Operator) -> str:
-        """The text of a formula behind its x."""
+        """Write the text of a formula behind its x."""
         return self.value(term)
 
     def entered(self, port: Port) -> str:
-        """The matrix that a batch gives for an input."""
+        """Write the matrix that a batch gives for an input."""
         if self.latex: return rf"{self.word(port.name)}_{{{port.size}}}".replace("×", r"\times")
         heads = "" if port.heads == 1 else f", {port.heads}"
         return f"given({port.name!r}, {port.columns}, {port.space!r}{heads})"
 
     def value(self, term: Operator, level: int = 0, right: bool = False) -> str:
-        """Text of the term's value at x."""
+        """Write the term's value at x."""
         if term.kind.name == "I": return "x"
         if self.latex and term.kind.name in FIXED: return self.operator(term, level)
         if term not in self.formulaic: return self.apply(term, level)
@@ -156,19 +158,19 @@ class TermWriter:
         return self.chain(term, level, self.value)
 
     def pair(self, what: str, level: int, a: Operator, b: Operator, *more: str) -> str:
-        """A product of two values."""
+        """Write a product of two values."""
         form = self.notation[what]
         return self.put(what, level, self.value(a, form.left), self.value(b, form.right), *more)
 
     def apply(self, term: Operator, level: int) -> str:
-        """x @ A, for an A that holds no formula on the way."""
+        """Write x @ A, for an A without a formula inside."""
         whole = term.kind.name != "compose" or term in self.named or term in self.stops
         factors = [term] if whole else self.spine(term)
         least = self.notation["compose"].right
         return self.fold("compose", ["x", *(self.operator(f, least, right=True) for f in factors)], level)
 
     def chain(self, term: Operator, level: int, say: Say) -> str:
-        """A left spine of one kind, said without brackets; a value goes on through operators."""
+        """Write a left spine of one kind without brackets; a value goes on through operators."""
         kind, (first, *rest) = term.kind.name, self.spine(term)
         form = self.notation[kind]
         if kind == "compose":
@@ -189,17 +191,17 @@ class TermWriter:
         return out
 
     def spine(self, term: Operator) -> list[Operator]:
-        """The operands of a left spine, which ends where something has a label."""
+        """Return the operands of a left spine, which ends at a term with a label."""
         return spine(term, self.stops)
 
     def fold(self, kind: str, said: list[str], level: int) -> str:
-        """Joined from left to right, with brackets around all of it at most."""
+        """Join operands from left to right, with at most one pair of brackets around them."""
         out = reduce(self.notation[kind].template.format, said)
         bracketed = self.notation[kind].level < level and len(said) > 1
         return self.notation["brackets"].template.format(out) if bracketed else out
 
     def call(self, name: str, *args: object) -> str:
-        """A kind or a named family by its name, with children and attributes as arguments."""
+        """Write a kind or a named family by its name, with children and attributes as arguments."""
         words = [self.operator(a) if isinstance(a, Operator) else self.attribute(a) for a in args]
         if self.latex and name not in self.notation:
             words = [rf"\mathrm{{{word}}}" if isinstance(a, Pattern | type | str) else word
@@ -222,14 +224,14 @@ class TermWriter:
         return escape(name) if self.latex else name
 
     def monoid(self, a: type[Monoid]) -> str:
-        """A sum by its name at the front door; one's own by a label."""
+        """Write a sum by its name at the front door; a custom one by a label."""
         name = str(a.__name__)
         if self.latex or not (self.exact or is_known(a)): return name
         if not is_known(a): return self.labels[a]
         return name if vocabulary().get(name) is a else f"monoids.{name}"
 
     def pattern(self, a: Pattern) -> str:
-        """Who sees whom, as it is written; one's own by a label."""
+        """Write a pattern by its text; a custom one by a label."""
         if self.latex: return with_tables(a, self.data, escape)
         if self.exact and not a.ours: return self.labels[a]
         if a.relation is not None and self.exact:
@@ -237,7 +239,7 @@ class TermWriter:
         return with_tables(a, self.data)
 
     def size(self, n: sympy.Expr, level: int = 0) -> str:
-        """A size, or a number that is made of sizes."""
+        """Write a size, or a number that is made of sizes."""
         words = {symbol: self.word(self.labels.get(symbol, symbol.name)) for symbol in n.free_symbols}
         value = sympy.latex(n, symbol_names=words) if self.latex else SizeWriter(words).doprint(n)
         alone = not n.is_Add if self.latex else n.is_Symbol or (n.is_Pow and n.exp != -1)
@@ -253,7 +255,7 @@ class TermWriter:
         return self.put("number" if plain else "negative", level, value)
 
     def data(self, data: Data, level: int = 0) -> str:
-        """A small array without a name by its numbers, any other by its label, or to a reader by its shape."""
+        """Write a small array without a name by its numbers, any other by its label, or for a reader by its shape."""
         if self.latex and literal(data):
             lines = [" & ".join(f"{u:.4g}" for u in line) for line in np.atleast_2d(data.array)]
             return self.put("row", 0, r" \\ ".join(lines))
@@ -264,8 +266,8 @@ class TermWriter:
         return self.put("turn", level, label) if data.base else label
 
     def numbered(self, data: Data) -> str:
-        """An array without a name: which of them in this formula, and its shape."""
-        nth = [each for each in self.labels if isinstance(each, Data) and not has_name(each)].index(data) + 1
+        """Write an array without a name: its number among such arrays of this formula, and its shape."""
+        nth = [leaf for leaf in self.labels if isinstance(leaf, Data) and not has_name(leaf)].index(data) + 1
         letter, shape = "b" if len(data.shape) == 1 else "W", r" \times ".join(map(self.attribute, data.shape))
         return rf"{letter}_{{{nth}:\,{shape}}}"
 
@@ -274,24 +276,23 @@ class TermWriter:
         return r"\mathrm{" + escape(name) + "}"
 
 
-FIXED = ("const", "given", "related", "entered", "by_distance")     # the same at any x, so said of values, too
+FIXED = ("const", "given", "related", "entered", "by_distance")     # the same at any x, so values may be such
 
 
 def with_tables(pattern: Pattern, say: Callable[[Data], str], quoted: Callable[[str], str] = str) -> str:
-    """A pattern's text with its tables in their places; a name of one's own may hold any signs."""
+    """Return a pattern's text with its tables in their places; a custom name may hold any characters."""
     first, *rest = pattern.form.split("{}") if pattern.data else [pattern.form]
     return quoted(first) + "".join(say(data) + quoted(words) for data, words in zip(pattern.data, rest, strict=True))
 
 
 def escape(text: str) -> str:
-    """As LaTeX reads it: what is no letter of its own there, on one line."""
+    """Return a text as LaTeX reads it, on one line, with its special characters escaped."""
     return re.sub(r"[&%$#_{}\\^~\n]", lambda at: NAMED_SIGNS.get(at[0], rf"\{at[0]}"), text)
 
 NAMED_SIGNS = {"\\": r"\backslash{}", "^": r"\hat{}", "~": r"\sim{}", "\n": " "}
 
 def readable(term: Operator, name: str, args: list[object], taken: dict[tuple[object, ...], Operator]) -> bool:
-    """Tell whether `name(*args)` is read back as this term: by what there is of that name, or, where there is nothing,
-    by `names`."""
+    """True if `name(*args)` is read back as this term: by the vocabulary where it has that name, else by `names`."""
     if not name.isidentifier() or keyword.iskeyword(name) or name == "x": return False
     if not all(isinstance(a, SPEAKABLE) for a in args): return False
     if name not in (known := vocabulary()):
@@ -300,11 +301,11 @@ def readable(term: Operator, name: str, args: list[object], taken: dict[tuple[ob
     if term not in SPOKEN: SPOKEN[term] = (known[name](*args) if args else known[name]) is term
     return SPOKEN[term]
 
-SPOKEN: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()                 # whether its name gives the term
+SPOKEN: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()                 # true if its name gives the term
 
 
 def summary(data: Data) -> str:
-    """An array to a reader: its shape and its first numbers."""
+    """Return an array as a reader sees it: its shape and its first numbers."""
     shape = "×".join(map(str, data.shape))
     if isinstance(data, Promised): return shape
     first = ", ".join(f"{u:.3g}" for u in data.array.flat[:SHOWN])
@@ -315,13 +316,13 @@ def relation_text(a: Relation) -> str:
     return repr(a.name) if a.name in GIVEN else f"relation({a.name!r}, {a.rows!r}, {a.cols!r})"
 
 def minus(term: Operator) -> bool:
-    """A thing times -1."""
+    """True for a term times -1."""
     if term.kind.name != "mul" or term.args[1].kind.name != "const": return False
     return is_scalar(data := term.args[1].args[0]) and data[0] == -1
 
 def spine(term: Operator, stops: Container[Operator] = ()) -> list[Operator]:
-    """The operands of a left spine of one kind, in order. A thing times -1 is one operand; so is one that has a name,
-    or is among the stops."""
+    """Return the operands of a left spine of one kind, in order. A term times -1 is one operand; so is a term that has
+    a name, or is among the stops."""
     kind, operands = term.kind, list[Operator]()
     while term.kind is kind and not (operands and is_one(term, stops)):
         operands.append(term.args[1])
@@ -330,5 +331,5 @@ def spine(term: Operator, stops: Container[Operator] = ()) -> list[Operator]:
 
 
 def is_one(term: Operator, stops: Container[Operator]) -> bool:
-    """True for a term that is said as one operand of a spine."""
+    """True for a term that is written as one operand of a spine."""
     return term in NAMES or term in stops or minus(term)

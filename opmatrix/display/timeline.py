@@ -1,4 +1,4 @@
-"""What ran when: bars in lanes, as a picture and as a trace that browsers open."""
+"""Timelines of a run: bars in lanes, as a picture and as a trace that browsers open."""
 from __future__ import annotations
 
 import json
@@ -12,14 +12,14 @@ from formats.core.errors import InputError
 from formats.disk.files import replacing, writable
 
 TIMELINES = ".svg", ".json"
-SPAN, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30        # of the picture, in pixels
+SPAN, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30        # sizes in the picture, in pixels
 DIGIT = 9                                                  # pixels that a bar's number needs
-MOST_BARS = 20_000                                          # of a picture; a trace has no such bound
+MOST_BARS = 20_000                                          # most bars of a picture; a trace has no such bound
 
 
 class Bar(NamedTuple):
-    """Something that a lane does from a second to another; bars of a kind have one colour. `more`: what a trace says of
-    it beside these."""
+    """An activity of a lane from one second to another; bars of a kind have one colour. `more`: further facts of it in
+    a trace."""
     lane: int
     begin: float
     end: float
@@ -28,12 +28,12 @@ class Bar(NamedTuple):
     more: Mapping[str, object] = MappingProxyType({})
 
 
-COLOURS = {"F": "#8fb8de", "B": "#7fbf8e", "W": "#e8c46c"}  # of kinds; others have the last
+COLOURS = {"F": "#8fb8de", "B": "#7fbf8e", "W": "#e8c46c"}  # colours of kinds; other kinds have OTHER
 OTHER = "#c9a0c9"
 
 
 def chrome_trace(bars: Sequence[Bar], lanes: Sequence[str]) -> str:
-    """A trace in the Trace Event Format, which chrome://tracing and Perfetto open; times in microseconds."""
+    """Write a trace in the Trace Event Format, which chrome://tracing and Perfetto open; times in microseconds."""
     events: list[dict[str, object]] = [
         dict(name="thread_name", ph="M", pid=0, tid=lane, args=dict(name=name)) for lane, name in enumerate(lanes)]
     events += [dict(name=bar.label, cat=bar.kind, ph="X", pid=0, tid=bar.lane, ts=1e6 * float(bar.begin),
@@ -43,7 +43,7 @@ def chrome_trace(bars: Sequence[Bar], lanes: Sequence[str]) -> str:
 
 
 def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], title: str) -> str:
-    """An SVG with a row for each lane. Raises InputError for more bars than a picture shows."""
+    """Draw an SVG with a row for each lane. Raises InputError for more bars than a picture shows."""
     if len(bars) > MOST_BARS:
         raise InputError(f"timeline: {len(bars)} bars: a picture has at most {MOST_BARS}: write a .json")
     height = TOP + LANE * len(lanes) + BOTTOM
@@ -53,7 +53,7 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], title: str) -> s
 
 
 def drawn_lanes(bars: Sequence[Bar], lanes: Sequence[str], title: str, height: int) -> Iterator[str]:
-    """Ground, names, bars with their numbers where there is room, and what the whole takes."""
+    """Yield the ground, names, bars with their numbers where there is room, and the time of the whole."""
     end = max((float(bar.end) for bar in bars), default=1.0) or 1.0
     wide = (SPAN - LEFT - 16) / end
     yield f'<rect width="{SPAN}" height="{height}" fill="#fff"/>'
@@ -78,14 +78,14 @@ def drawn_lanes(bars: Sequence[Bar], lanes: Sequence[str], title: str, height: i
 
 
 def check_timeline(path: Path) -> None:
-    """Raises InputError for a file that no timeline could be written to."""
+    """Raise InputError for a file that no timeline could be written to."""
     writable(path)
     if path.suffix not in TIMELINES:
         raise InputError(f"{path}: a timeline's name ends in one of {', '.join(TIMELINES)}")
 
 
 def write_timeline(path: Path, bars: Sequence[Bar], lanes: Sequence[str], title: str) -> Path:
-    """A picture or a trace, by the end of its name, whole or not at all."""
+    """Write a picture or a trace, by the end of its name, whole or not at all."""
     check_timeline(path)
     text = chrome_trace(bars, lanes) if path.suffix == ".json" else timeline_picture(bars, lanes, title)
     with replacing(path) as file: file.write(text.encode())

@@ -1,1 +1,1 @@
-"""What is read and written: checkpoints, safetensors, programs."""
+"""Reading and writing: checkpoints, safetensors, programs."""

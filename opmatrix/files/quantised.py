@@ -1,4 +1,4 @@
-"""Number types that files store weights by, each as the structure of a block and how blocks become float32."""
+"""Number types of stored weights: for each the structure of a block and the conversion of blocks to float32."""
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -13,8 +13,9 @@ BlockedTensor: TypeAlias = Numeric
 
 
 class BlockType(NamedTuple):
-    """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block
-    is what ggml makes of it: products and sums of float32. `kept`: a format holds the blocks as they are."""
+    """A block of `numbers` numbers, and the function that widens n blocks to n rows of them. The conversion is exact
+    for types that round no number; a scaled block gives the results of ggml: products and sums in float32. `kept`: a
+    format holds the blocks as they are."""
     block: np.dtype[np.generic]
     numbers: int
     widen: Callable[[BlockedTensor], Floats]
@@ -22,18 +23,18 @@ class BlockType(NamedTuple):
 
 
 def bfloat16(x: BlockedTensor) -> Floats:
-    """The upper half of a float32."""
+    """Widen bfloat16, the upper half of a float32."""
     return np.left_shift(x, 16, dtype=np.uint32).view(np.float32)
 
 
 def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """The lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
+    """Return the lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
     parts = bytes_.reshape(len(bytes_), -1, 1, side) >> np.array([[0], [4]], np.uint8)
     return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
 
 
 def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
-    """A float16 of each block, as a column."""
+    """Return a float16 of each block, as a column."""
     return np.asarray(x[name], np.float32)[:, None]
 
 
@@ -45,17 +46,19 @@ def q8_0(x: BlockedTensor) -> Floats: return read_scale(x) * np.asarray(x["q"], 
 
 
 def q4_k(x: BlockedTensor) -> Floats:
-    """Eight groups of 32, each with a scale and a shift of six bits: four low ones in a byte of their own, or all."""
+    """Widen eight groups of 32, each with a scale and a shift of six bits: four low bits in a byte of their own, or all
+    six."""
     first, second, third = x["scales"].reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
     shifts = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
     d, m = (read_scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
-    found = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
-    return found.reshape(len(x), -1)
+    values = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
+    return values.reshape(len(x), -1)
 
 
 def q6_k(x: BlockedTensor) -> Floats:
-    """Sixteen groups of 16, each with a scale of eight bits; four bits of a number in one place, two in another."""
+    """Widen sixteen groups of 16, each with a scale of eight bits; a number has four bits in one place, two in
+    another."""
     low = nibbles(x["low"], 64).reshape(-1, 8, 32)
     high = (x["high"].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 8, 32)
     q = ((low | high << 4).astype(np.int8) - 32).reshape(-1, 16, 16).astype(np.float32)

@@ -40,27 +40,27 @@ from opmatrix.files.mapped import GAP, pieces, write_tensors
 from opmatrix.files.placing import recover, replace_directory, twin
 from opmatrix.runtime.program import Program
 
-FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
-DERIVATION, REPORT = "derivation.txt", "report.json"        # what `opmatrix optimize` writes beside them, and FRONT
+FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # the files of a program
+DERIVATION, REPORT = "derivation.txt", "report.json"        # `opmatrix optimize` writes them, and FRONT, beside FILES
 OURS = (*FILES, DERIVATION, REPORT)
-TRIAL_FILE = "trial"                                        # a file that shows whether a disk takes any
-PART = re.compile(r"\.[0-9a-f]{8}\.part")                   # a fresh directory,
-PART_NAMES = {*OURS, FRONT, TRIAL_FILE}                     # and what it may hold
+TRIAL_FILE = "trial"                                        # a file to test if the disk can be written
+PART = re.compile(r"\.[0-9a-f]{8}\.part")                   # the name of a fresh directory
+PART_NAMES = {*OURS, FRONT, TRIAL_FILE}                     # entries that a fresh directory may hold
 ArrayKey = tuple[str, str, bytes]                           # an array's name, number type and shape, sums of its pieces
 
 
 def save(program: Program, directory: str | Path) -> None:
-    """Write the program's directory. It appears at once, complete. A program that was there is replaced; what
-    else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
+    """Write the program's directory. It appears at once, complete. A program that was there is replaced; other entries
+    of its directory stay. Raises InputError if another thing is there, or it cannot be written."""
     with replacing_program(directory) as fresh: write_program(program, fresh)
     program.lies_in(directory, program.laws)
 
 
 @contextmanager
 def replacing_program(directory: str | Path) -> Generator[Path]:
-    """A fresh directory to write a program into, and its front. When the block ends it takes its place at once; what
-    lay there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises
-    InputError."""
+    """Give a fresh directory to write a program into, and its front. When the block ends it takes its place at once;
+    entries that were there and belong to no program stay. If the block raises, or is interrupted, the old directory
+    stays. Raises InputError."""
     target = vacant(directory)
     with fresh_directory(target, directory) as fresh:
         yield fresh
@@ -72,8 +72,7 @@ def replacing_program(directory: str | Path) -> Generator[Path]:
 
 
 def attempt(directory: str | Path) -> None:
-    """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared
-    away."""
+    """Raise InputError if a program with its front could not be placed, found out by a trial that is cleared away."""
     target = vacant(directory)
     refuse_strays(target, directory, front=True)
     with fresh_directory(target, directory) as fresh:
@@ -83,10 +82,10 @@ def attempt(directory: str | Path) -> None:
 
 @contextmanager
 def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
-    """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed.
-    What the system refuses is an InputError."""
+    """Give a fresh directory beside the target, made with its parents; parents that are not needed in the end are
+    removed. Errors of the system become an InputError."""
     fresh = target.parent / f".{uuid4().hex[:8]}.part"
-    made = [parent for parent in target.parents if not parent.exists()]
+    new_parents = [parent for parent in target.parents if not parent.exists()]
     clear_killed(target.parent)
     try:
         fresh.mkdir(parents=True)
@@ -95,12 +94,12 @@ def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         with suppress(OSError):                             # a parent that holds something stays
-            for parent in made: parent.rmdir()
+            for parent in new_parents: parent.rmdir()
 
 
 @contextmanager
 def held_open(directory: Path) -> Generator[None]:
-    """Inside, a directory is locked as one that a process uses. Raises OSError."""
+    """Lock a directory as one that a process uses, while inside. Raises OSError."""
     if fcntl is None:
         yield
         return
@@ -112,23 +111,23 @@ def held_open(directory: Path) -> Generator[None]:
 
 
 def clear_killed(directory: Path) -> None:
-    """Remove what processes that were killed an hour ago or longer have left of programs beside their place."""
-    removed(each.path for each in list_entries(directory, PART)
-            if time.time() - each.used > HOUR and is_part(each.path))
+    """Remove directories of unfinished programs left by processes that were killed an hour ago or longer."""
+    removed(entry.path for entry in list_entries(directory, PART)
+            if time.time() - entry.used > HOUR and is_part(entry.path))
 
 
 def is_part(path: Path) -> bool:
-    """Whether a directory holds no more than a program that is being written, or tried."""
+    """True if a directory holds at most a program that is being written, or tried."""
     with suppress(OSError):
-        return path.is_dir() and all(each.name in PART_NAMES or not any(each.iterdir()) for each in path.iterdir())
+        return path.is_dir() and all(child.name in PART_NAMES or not any(child.iterdir()) for child in path.iterdir())
     return False
 
 
-# ---- what may be replaced
+# ---- replaceable directories
 
 def vacant(directory: str | Path) -> Path:
-    """The absolute path of a place where a program may be saved: nothing is there, an empty directory, or a program.
-    Raises InputError for anything else."""
+    """Return the absolute path of a place where a program may be saved: no file is there, an empty directory, or a
+    program. Raises InputError for anything else."""
     named, words = Path(directory), shown(directory)
     try:
         if named.is_symlink(): raise InputError(f"{words}: it is a link: name the directory itself")
@@ -145,8 +144,8 @@ def vacant(directory: str | Path) -> Path:
 
 
 def settle_front(target: Path) -> None:
-    """Before a program is replaced and its front stays: what points of that have in common with the program lies with
-    the front, too. Raises OSError."""
+    """Link the files that points of a front share with the program into the front, before the program is replaced and
+    its front stays. Raises OSError."""
     front = target / FRONT
     if front.is_symlink() or not front.is_dir(): return
     for name in FILES:
@@ -154,22 +153,22 @@ def settle_front(target: Path) -> None:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything is there. Raises OSError where that cannot be known."""
+    """True if there is a file or directory. Raises OSError if that cannot be known."""
     try: path.lstat()
     except FileNotFoundError: return False
     return True
 
 
 def replaceable(target: Path) -> bool:
-    """An empty directory, or one whose program.json says that it is ours."""
+    """True for an empty directory, or one whose program.json is of a program of ours."""
     if not target.is_dir(): return False
     try: return not any(target.iterdir()) or read_json(target / PROGRAM)["kind"] == KIND
     except (OSError, ValueError, KeyError, TypeError): return False
 
 
 def refuse_strays(target: Path, named: str | Path, front: bool) -> None:
-    """Raises InputError for the first thing that replacing a program, and its front, would delete and that is not
-    ours."""
+    """Raise InputError for the first file or directory that replacing a program, and its front, would delete and that
+    is not ours."""
     try: stray = next(strays(target, front), None)
     except OSError as error: raise InputError(f"{shown(named)}: not writable: {reason(error)}") from error
     if stray:
@@ -178,25 +177,26 @@ def refuse_strays(target: Path, named: str | Path, front: bool) -> None:
 
 
 def strays(target: Path, front: bool) -> Iterator[Path]:
-    """What bears the name of a file of ours and is no file; of the front all but programs in numbered directories."""
+    """Yield paths that have the name of a file of ours and are no file, and all entries of the front but programs in
+    numbered directories."""
     yield from (path for name in OURS if exists(path := target / name) and not regular(path))
     if not front or not exists(place := target / FRONT): return
     if place.is_symlink() or not place.is_dir(): yield place; return
-    for each in sorted(place.iterdir()):
-        if each.name in FILES and regular(each): continue    # what points have in common
-        if each.is_symlink() or not each.name.isdecimal() or not replaceable(each): yield each
-        else: yield from (path for path in sorted(each.iterdir()) if path.name not in OURS or not regular(path))
+    for entry in sorted(place.iterdir()):
+        if entry.name in FILES and regular(entry): continue  # a file that points share
+        if entry.is_symlink() or not entry.name.isdecimal() or not replaceable(entry): yield entry
+        else: yield from (path for path in sorted(entry.iterdir()) if path.name not in OURS or not regular(path))
 
 
 def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 
 
-# ---- what is written
+# ---- writing files
 
 def write_front(programs: Mapping[Path, Program]) -> None:
-    """The files of a chosen program, the first, into its directory, and of points of its front into theirs, each of a
-    number within the front's directory. What a point has in common with others lies once: with the chosen program,
-    which is whole without its front, or else in the front's directory."""
+    """Write the files of a chosen program, the first, into its directory, and of points of its front into theirs, each
+    a numbered directory within the front's. Files that a point shares with others are written once: with the chosen
+    program, which is complete without its front, or else in the front's directory."""
     (target, chosen), *points = programs.items()
     shards = gather_shards(programs)
     for file, shard in shards.items():
@@ -205,34 +205,34 @@ def write_front(programs: Mapping[Path, Program]) -> None:
         shard.write(home / file)
     write_program(chosen, target, held_shards(chosen, shards))
     for directory, program in points:
-        own = held_shards(program, shards)
+        point_shards = held_shards(program, shards)
         alike = {f"{name}.json" for name in APART if name in program.meta
                  and program.meta[name] == chosen.meta.get(name)}
         if program.hash == chosen.hash: alike.add(WEIGHTS)
-        write_program(program, directory, own, alike | own.keys())
+        write_program(program, directory, point_shards, alike | point_shards.keys())
 
 
 def held_shards(program: Program, shards: Mapping[str, "SharedArrays"]) -> dict[str, "SharedArrays"]:
-    """The shards whose arrays a program has."""
+    """Return the shards whose arrays a program has."""
     return {file: shard for file, shard in shards.items() if program.hash in shard.owners}
 
 
 @dataclass
 class SharedArrays:
-    """Arrays that the same programs have, by name; `owners` are the hashes of these programs."""
+    """Arrays, by name, that the same programs have; `owners` are the hashes of these programs."""
     owners: tuple[str, ...]
     arrays: dict[str, Numeric] = field(default_factory=dict)
 
     def write(self, file: Path) -> None:
-        """A file of these arrays. What fills holes in it has a name that is in no other file of a program."""
+        """Write a file of these arrays. Its padding has a name that is in no other file of a program."""
         names = sorted(self.arrays)
         gap = f"{GAP}.{hashlib.sha256(names[0].encode()).hexdigest()[:16]}."
         write_tensors({name: self.arrays[name] for name in names}, file, gap)
 
 
 def gather_shards(programs: Mapping[Path, Program]) -> dict[str, SharedArrays]:
-    """Arrays that the same several programs have, by the names of their files: first those of the first program, then
-    the largest; where there are more groups than names, the rest stay with each program."""
+    """Return arrays that the same several programs have, by the names of their files: first those of the first program,
+    then the largest. If there are more groups than names, the rest stay with each program."""
     owners, arrays, sums = dict[ArrayKey, set[str]](), dict[ArrayKey, Numeric](), Sums()
     for program in programs.values():
         held = dict(program.arrays())
@@ -251,28 +251,29 @@ def gather_shards(programs: Mapping[Path, Program]) -> dict[str, SharedArrays]:
 
 
 class Sums:
-    """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not
-    change meanwhile."""
+    """The sha256 of the pieces of arrays, computed once for each array, as programs of a front share most of them. The
+    arrays must not change meanwhile."""
 
     def __init__(self) -> None: self.found: dict[int, tuple[Numeric, list[bytes]]] = {}
 
     def __call__(self, array: Numeric) -> list[bytes]:
-        """An array that is kept here has a number of its own."""
+        """Return the sums of an array. The array is kept here, so its id stays unique."""
         if id(array) not in self.found: self.found[id(array)] = array, [*pieces(array)]
         return self.found[id(array)][1]
 
 
 def keyed(program: Program, sums: Sums) -> dict[str, ArrayKey]:
-    """What tells each array of a program from others: name, number type and shape, and the sha256 of its pieces."""
+    """Return the key that identifies each array of a program: name, number type and shape, and the sha256 of its
+    pieces."""
     return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
 
 
 def write_program(program: Program, directory: Path, shards: Mapping[str, SharedArrays] = MappingProxyType({}),
                   above: Set[str] = frozenset()) -> None:
-    """The files of a program into a directory, which is made where it is not there. `shards`: arrays that lie in files
-    of their own, which are there. `above`: the files that are not written, as they lie where a point of a front has
-    what it has in common with others."""
-    own = name_own(program)
+    """Write the files of a program into a directory, which is made if it is absent. `shards`: arrays that are in files
+    of their own, which exist already. `above`: files that are not written, as a point of a front shares them with
+    others."""
+    custom = name_own(program)
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
@@ -280,7 +281,7 @@ def write_program(program: Program, directory: Path, shards: Mapping[str, Shared
     if shards: head |= {"version": SHARED, "shared": len(shards)}
     if not program.plain:
         head["version"] = HALF_VERSION if any(port.number != FLOAT for port in program.inputs) else NAMED_VERSION
-    if own: head |= {"version": OWN_VERSION, "own": own}
+    if custom: head |= {"version": OWN_VERSION, "own": custom}
     if above: head |= {"version": POINT_VERSION, "shared": [*map(SHARDS.index, shards)], FILES_ABOVE: sorted(above)}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
@@ -296,8 +297,8 @@ def write_program(program: Program, directory: Path, shards: Mapping[str, Shared
 
 
 def name_own(program: Program) -> list[str]:
-    """What a program calls things of one's own. Raises InputError where one has a name of ours, and for what no file
-    may name."""
+    """List the names of the custom functions, monoids and patterns of a program. Raises InputError for a custom name
+    that is one of ours, and for a kind that no file may name."""
     terms = [(number, step) for number, step in enumerate(program.steps) if "term" in step.attributes]
     if terms:
         from opmatrix.runtime.codegen.custom_things import find_unlasting  # imported here: most programs need it not
@@ -313,7 +314,7 @@ def name_own(program: Program) -> list[str]:
 
 
 def format_json(value: object, depth: int = 0) -> str:
-    """JSON with a line for each entry of its first two levels: for each step, each constant."""
+    """Return JSON with a line for each entry of its first two levels: for each step, each constant."""
     if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
     line = "\n" + " " * (depth + 1)
     if isinstance(value, list):
@@ -323,5 +324,5 @@ def format_json(value: object, depth: int = 0) -> str:
 
 
 def flush(file: Path) -> None:
-    """Waits until a file is on the disk."""
+    """Wait until a file is on the disk."""
     with file.open("r+b") as opened: os.fsync(opened.fileno())

@@ -1,6 +1,6 @@
-"""Safetensors: eight bytes of length, a JSON header that says where each array lies, then the arrays, without gaps.
-Weights that have a matrix for each expert lie there one by one, or fused in one tensor; either way each matrix is read
-into its place, so that nothing is held twice and both give the same numbers."""
+"""Safetensors: eight bytes of length, a JSON header with the place of each array, then the arrays, without gaps.
+Weights that have a matrix for each expert are stored one by one, or fused in one tensor. Either way each matrix is read
+into its place, so that no matrix is in memory twice and both give the same numbers."""
 from __future__ import annotations
 
 import os
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
     "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0", "16": "U16 I16 F16 BF16", "32": "U32 I32 F32", "64": "U64 I64 F64 C64",
-}.items() for number in several.split()}                    # of a number of each type that the format has
+}.items() for number in several.split()}                    # bytes of a number, by the number types of the format
 MAX_HEADER_BYTES, MAX_AXES, MAX_NAME_LETTERS = 1 << 24, 8, 200  # bytes of a header; axes of an array; letters of a name
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies: its file, its name and number type there, its shape, its first byte. `pairs`: of so many
-    heads each row lies beside its fellow of the head's second half, as GGUF files have it."""
+    """The place of a tensor: its file, its name and number type there, its shape, its first byte. `pairs`: the number
+    of heads whose rows are interleaved, each beside its partner of the head's second half, as in GGUF files; 0:
+    none."""
     file: Path
     name: str
     number: str
@@ -38,24 +39,24 @@ class Tensor(NamedTuple):
     pairs: int = 0
 
     def matrix(self, at: int, first: int, rows: int) -> Tensor:
-        """So many rows of one matrix of a tensor of three axes, a tensor of its own."""
+        """Return `rows` rows, from `first` on, of matrix `at` of a tensor of three axes, as a tensor of its own."""
         _, height, width = self.shape
-        block = STORED[self.number] if self.number in STORED else STORED["F32"]      # which reading then refuses
+        block = STORED[self.number] if self.number in STORED else STORED["F32"]      # reading refuses other types later
         skipped = (at * height + first) * width // block.numbers * block.block.itemsize
         return self._replace(name=f"{self.name}[{at}, {first}:{first + rows}]", shape=(rows, width),
                              start=self.start + skipped)
 
     def read(self) -> NDArray[np.float32]:
-        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite
-        number there."""
+        """Read the tensor in float32. Raises InputError for an unsupported number type, or an entry that is not finite
+        in float32."""
         return self.read_both()[0]
 
     def read_both(self) -> tuple[NDArray[np.float32], Numeric | None]:
-        """The tensor in float32, and its blocks (rows, groups) where a format holds them. Raises as `read`."""
+        """Read the tensor in float32, and its blocks (rows, groups) if a format holds them. Raises as `read`."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(name for name in STORED if name in NUMBER_BYTES))
-        block, size, widen, kept = STORED[self.number]
+        block, size, widen, has_format = STORED[self.number]
         count = prod(self.shape) // size
         with open_regular(self.file) as raw:
             raw.seek(self.start)
@@ -66,28 +67,28 @@ class Tensor(NamedTuple):
         if not (finite := np.isfinite(array)).all():
             at = int(np.argmin(finite))
             first = [int(i) for i in np.unravel_index(at, self.shape)]
-            found = numbers[at] if numbers.dtype.kind == "f" else array[at]
-            raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
-                             + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
-        blocks = numbers.reshape(*self.shape[:-1], -1) if kept and len(self.shape) == 2 else None
+            value = numbers[at] if numbers.dtype.kind == "f" else array[at]
+            raise InputError(f"{self.file}: tensor {self.name!r} has {value} at {first}: weights must be finite numbers"
+                             + (" of float32, at most 3.4e38" if np.isfinite(value) else ", so get or train it again"))
+        blocks = numbers.reshape(*self.shape[:-1], -1) if has_format and len(self.shape) == 2 else None
         array = array.reshape(self.shape)
         if not self.pairs: return array, blocks
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
 def split_pairs(array: Numeric, heads: int) -> Numeric:
-    """Rows that lie in pairs, within each head by halves."""
+    """Reorder interleaved rows into two halves within each head."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
 
 
 def header(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises InputError where it is none, or not whole."""
+    """Read the tensors of a safetensors file. Raises InputError if it is no such file, or not whole."""
     with open_regular(file) as raw: return tensors(raw, file)
 
 
 def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
-    """The tensors of an open safetensors file."""
+    """Read the tensors of an open safetensors file, by name. Raises as `header`."""
     size = os.fstat(raw.fileno()).st_size
     try:
         length = int.from_bytes(raw.read(8), "little")
@@ -95,20 +96,20 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
         entries = parse_json(raw.read(length), "header")
         if not isinstance(entries, dict): raise ValueError("its header is no JSON object")
         entries.pop("__metadata__", None)
-        found, at = {}, 8 + length
+        by_name, at = {}, 8 + length
         described = (parse_entry(name, entry) for name, entry in entries.items())
         for name, number, shape, low, high in sorted(described, key=lambda entry: entry[3:]):
             if 8 + length + low != at: raise ValueError(f"tensor {name!r} begins at byte {low}, not {at - 8 - length}")
-            found[name], at = Tensor(file, name, number, shape, at), 8 + length + high
+            by_name[name], at = Tensor(file, name, number, shape, at), 8 + length + high
         if at != size: raise ValueError(f"its tensors end at byte {at}")
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: {size} bytes that are no whole safetensors file ({error}): get it again") from error
-    return found
+    return by_name
 
 
 def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], int, int]:
-    """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is
-    none."""
+    """Return the name, number type, shape, first byte and end of a tensor from its entry of a header. Raises ValueError
+    for an entry that describes no tensor."""
     if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
     match entry:
         case {"dtype": str(number), "shape": list(shape), "data_offsets": [low, high], **more} if (
@@ -122,48 +123,50 @@ def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], in
 def is_count(value: object) -> bool: return type(value) is int and value >= 0
 
 def is_printable(name: str) -> bool:
-    """Whether a name from a file can be shown: letters that are printed, not too many."""
+    """True if a name from a file can be shown: 1 to MAX_NAME_LETTERS printable characters."""
     return 0 < len(name) <= MAX_NAME_LETTERS and name.isprintable()
 
 
 # ---- weights that have a matrix for each expert
 
 class ExpertTensors(NamedTuple):
-    """Where the matrices of a weight lie, that of each expert; `used` are the tensors of the file that hold them."""
+    """The tensors of a weight's matrices, one for each expert; `used` are the tensors of the file that hold them."""
     matrices: list[Tensor]
     used: list[Tensor]
 
     def read(self) -> tuple[NDArray[np.float32], Numeric | None]:
-        """All of them in float32, a matrix for each head, and their blocks where a format holds these. Raises as
+        """Read all matrices in float32, one for each expert, and their blocks if a format holds these. Raises as
         `Tensor.read`."""
-        first, kept = self.matrices[0].read_both()
+        first, first_blocks = self.matrices[0].read_both()
         whole = np.empty((len(self.matrices), *first.shape), np.float32)
-        blocks = None if kept is None else np.empty((len(self.matrices), *kept.shape), kept.dtype)
+        blocks = None if first_blocks is None else np.empty(
+            (len(self.matrices), *first_blocks.shape), first_blocks.dtype)
         whole[0] = first
-        if blocks is not None: blocks[0] = kept
-        for e, each in enumerate(self.matrices[1:], 1):
-            whole[e], own = each.read_both()
-            if blocks is not None: blocks[e] = own
+        if blocks is not None: blocks[0] = first_blocks
+        for e, matrix in enumerate(self.matrices[1:], 1):
+            whole[e], matrix_blocks = matrix.read_both()
+            if blocks is not None: blocks[e] = matrix_blocks
         return whole, blocks
 
 
 def find_experts(find: Callable[[str], Tensor | None], stem: str, said: StackNames, shape: tuple[int, ...],
                  fitted: Callable[[Tensor, tuple[int, ...]], None]) -> ExpertTensors | str:
-    """Where the matrices of a weight lie whose names begin with `stem`, or the name of the first that is nowhere.
-    `fitted` raises for a tensor of another shape. Raises InputError for matrices of several number types."""
-    count, *own = shape
+    """Find the matrices of a weight whose names begin with `stem`; return the name of the first missing one if there is
+    one. `fitted` raises for a tensor of another shape. Raises InputError for matrices of several number types."""
+    count, *sides = shape
     for name, share, shares in ((said.fused, said.share, said.shares), (said.alone, 0, 1)):
         if name and (fused := find(stem + name)):
-            rows = own[0]
-            fitted(fused, (count, rows * shares, *own[1:]))
+            rows = sides[0]
+            fitted(fused, (count, rows * shares, *sides[1:]))
             return ExpertTensors([fused.matrix(e, share * rows, rows) for e in range(count)], [fused])
     called = next((name for name in said.apart if find(stem + name.replace("#", "0"))), said.apart[0])
     matrices: list[Tensor] = []
     for e in range(count):
-        if (each := find(name := stem + called.replace("#", str(e)))) is None: return name
-        if each.shape != tuple(own[1:]) or own[0] != 1: fitted(each, tuple(own))          # a row may lie as a vector
-        if matrices and each.number != matrices[0].number:
-            raise InputError(f"{each.file}: tensor {each.name!r} is of {each.number}, but {matrices[0].name!r} of "
-                             f"{matrices[0].number}: experts of a layer are one weight, so save them in one type")
-        matrices.append(each)
-    return ExpertTensors([each._replace(shape=tuple(own)) for each in matrices], matrices)
+        if (tensor := find(name := stem + called.replace("#", str(e)))) is None: return name
+        if tensor.shape != tuple(sides[1:]) or sides[0] != 1: fitted(tensor, tuple(sides))  # one row may be a vector
+        if matrices and tensor.number != matrices[0].number:
+            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is of {tensor.number}, but "
+                             f"{matrices[0].name!r} of {matrices[0].number}: experts of a layer are one weight, so "
+                             "save them in one type")
+        matrices.append(tensor)
+    return ExpertTensors([tensor._replace(shape=tuple(sides)) for tensor in matrices], matrices)

@@ -1,1 +1,1 @@
-"""What is built around programs: texts in and embeddings out, sessions."""
+"""Uses of programs: texts in and embeddings out, sessions."""

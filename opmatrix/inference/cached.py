@@ -1,9 +1,9 @@
-"""From a program that was found for whole sequences to one of their new rows, step by step: keys and values of earlier
-rows lie in caches. What runs a saved program imports no terms for it (cached_terms.py is of a model).
+"""From a program for whole sequences to one for their new rows, step by step: keys and values of earlier rows are
+stored in caches. Running a saved program imports no terms for it (cached_terms.py does the same for a model).
 
-Every operator but attention computes a row from that row alone, its position among it, or is about the last row of each
-sequence, which is new. So attention reads its keys and values from caches, to which the new rows' are appended just
-before; RoPE has turned them by then."""
+Every operator but attention computes a row from that row alone, and its position, or from the last row of each
+sequence, which is new. So attention reads its keys and values from caches, to which those of the new rows are appended
+just before, already rotated by RoPE."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
@@ -16,17 +16,17 @@ from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 
-CAUSAL = "sequence & causal"                                # whom rows of caches see, at most
+CAUSAL = "sequence & causal"                                # the rows that a row sees through caches, at most
 ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window "
              "or without")
 
 
 def cached(program: Program, number: str | None = None) -> Program:
-    """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the
-    same steps, but attention in float32 over caches. These hold numbers of this type: float32, or bf16, to which keys
-    and values are rounded; where none is given, bf16 of those that the program rounds to it, else float32. Raises
-    InputError for another type, and where a step reads other rows in any other way than as causal attention within
-    sequences, of all rows or of a window of them."""
+    """Return a program with state whose session computes, for new rows, the same as `program` for whole sequences. It
+    has the same steps, but attention in float32 over caches. The caches hold numbers of type `number`: float32, or
+    bf16, to which keys and values are rounded; None means bf16 for the keys and values that the program rounds to it,
+    else float32. Raises InputError for another type, and if a step reads other rows in any other way than as causal
+    attention within sequences, of all rows or of a window of them."""
     if number is not None: check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
@@ -40,12 +40,13 @@ def cached(program: Program, number: str | None = None) -> Program:
         if not causal(call): raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
             if name in ports: continue
-            given, own = rounding.get(name, (name, FLOAT))
-            kept = own if number is None else number
-            ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, kept)
-            steps.append(Step("append", {"x": given if kept == own else name, "cache": ports[name].name},
-                              {} if kept == FLOAT else {"number": kept}, behind(name)))
-        operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
+            source, rounded_to = rounding.get(name, (name, FLOAT))
+            cache_number = rounded_to if number is None else number
+            ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, cache_number)
+            steps.append(Step(
+                "append", {"x": source if cache_number == rounded_to else name, "cache": ports[name].name},
+                {} if cache_number == FLOAT else {"number": cache_number}, behind(name)))
+        operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
         operands |= {name: step.operands[name] for name in ("bias",) if name in step.operands}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
         steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last,
@@ -60,7 +61,7 @@ def cached(program: Program, number: str | None = None) -> Program:
 
 
 def decoder_of(program: Program) -> Program | None:
-    """The program that sessions run: itself where it has state; None where no session computes what it does."""
+    """Return the program that sessions run: itself if it has state; None if it has no equivalent with state."""
     if program.state: return program
     try: return program.decoder
     except InputError: return None
@@ -70,14 +71,14 @@ behind: Callable[[str], str] = "cached {}".format           # the name of a cach
 
 
 def of_new_rows(call: Call) -> bool:
-    """Whether a step computes each row from one that is new: itself, or the last of its sequence."""
+    """True if a step computes each row from one that is new: itself, or the last of its sequence."""
     moved = getattr(call.bound, "how", getattr(call.bound, "rows", ""))
     return not call.kernel.row_mixing and (not call.kernel.changes_space or moved in ("all", "last"))
 
 
 def causal(call: Call) -> bool:
-    """Tell whether a step is attention of rows to those up to themselves, to all or to a window; the last of a sequence
-    sees no others."""
+    """True if a step is attention of rows to rows up to themselves, to all of them or to a window; the last row of a
+    sequence is followed by no other."""
     if not call.kernel.cached_variant: return False
     seen, query = pattern(call.bound), getattr(call.bound, "query", "")
     if query: return query == "last" and seen.within and looks_back(seen & parse(CAUSAL))
@@ -85,17 +86,17 @@ def causal(call: Call) -> bool:
 
 
 def looks_back(seen: Pattern) -> bool:
-    """True if a row sees itself, and of the rows before it all, or all of a window."""
+    """True if a row sees itself and, of the rows before it, all or a window."""
     return seen.reach is not None and seen.reach[0] >= 0 and seen.reach[1] == 0
 
 
 def window_attribute(bound: Arguments) -> dict[str, int]:
-    """The attribute by which a step over caches names the window of the attention that it stands for."""
+    """Return the attribute that gives a step over caches the window of the attention that it replaces."""
     reach = pattern(bound).reach
     return {"behind": reach[0]} if reach is not None and reach[0] < FAR else {}
 
 
 def rows_behind(program: Program) -> int:
-    """Rows behind a new one that some step of a program with state reads: FAR where one reads all."""
+    """Return the number of rows behind a new one that some step of a program with state reads: FAR if one reads all."""
     reading = [call.bound for call in program.schedule.calls if HELD in call.kernel.relations(call.bound)]
     return max((min(FAR, getattr(bound, "behind", FAR)) for bound in reading), default=FAR)

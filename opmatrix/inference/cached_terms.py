@@ -1,6 +1,6 @@
-"""From a model of whole sequences to one of their new rows, as terms: keys and values of earlier rows lie in caches.
-A cache behind a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees what its sequence holds:
-`among(HELD)`. Why that is enough, and what makes it of a program: cached.py."""
+"""From a model of whole sequences to one of their new rows, as terms: keys and values of earlier rows are stored in
+caches. A cache after a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees the rows that its
+sequence holds: `among(HELD)`. cached.py says why that is enough, and does the same for a program."""
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
@@ -15,24 +15,25 @@ from opmatrix.runtime.program import OUTPUT
 
 
 def cached_model(model: Operator) -> dict[str, Operator]:
-    """The outputs of a model that computes, of new rows, what `model` computes of whole sequences: its own, and of
-    every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
-    program of it has a session. Raises InputError, which names the operator, where one reads other rows in any other
-    way than as causal attention within sequences."""
+    """Return the outputs of a model that computes, for new rows, the same as `model` for whole sequences: its own and,
+    for every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
+    program of it has a session. Raises InputError, which names the operator, if one reads other rows in any other way
+    than as causal attention within sequences."""
     return rewritten_outputs(model)
 
 
 def rewritten_outputs(model: Operator, windows: bool = False) -> dict[str, Operator]:
-    """The outputs of `cached_model`; `windows`: attention to a window of rows is taken for attention to all."""
-    made = Recalling(windows)
-    term = made.rewritten(model, I)
-    if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
-    return {OUTPUT: term, **made.outputs}
+    """Return the outputs of `cached_model`; `windows`: attention to a window of rows is treated as attention to all."""
+    recalling = Recalling(windows)
+    term = recalling.rewritten(model, I)
+    if not recalling.outputs:
+        raise InputError("cached: no operator of this model is attention: nothing is to be cached")
+    return {OUTPUT: term, **recalling.outputs}
 
 
 def check_sessions(model: Operator) -> None:
-    """Raises InputError, which names the operator, for a model that no session computes. A session of a program knows
-    how far rows of its caches lie apart, and so windows, though no term says it."""
+    """Raise InputError, which names the operator, for a model that no session can compute. A session of a program knows
+    the distances of rows of its caches, and so windows, though no term expresses them."""
     near = [node for node in model.walk() if node.kind.name == "by_distance"]
     rewritten_outputs(substitute(model, dict.fromkeys(near, const(0.0))), windows=True)
 
@@ -46,15 +47,15 @@ class Recalling:
         self.appended: dict[tuple[Operator, Operator], Operator] = {}
 
     def rewritten(self, term: Operator, before: Operator) -> Operator:
-        """A term at the value of another one, over caches."""
+        """Return `term` after the term `before`, over caches."""
         match term.kind.name, term.args:
             case "compose", _:
-                made: Operator | None = None
+                result: Operator | None = None
                 for factor in factors(term):
-                    own = self.rewritten(factor, before if made is None else before @ made)
-                    made = own if made is None else made @ own
-                assert made is not None
-                return made
+                    cached_factor = self.rewritten(factor, before if result is None else before @ result)
+                    result = cached_factor if result is None else result @ cached_factor
+                assert result is not None
+                return result
             case "product", (scores, values, over, where) if over is softmax and where.within and looks_back(where):
                 if where.reach != parse(CAUSAL).reach and not self.windows: raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
@@ -62,11 +63,12 @@ class Recalling:
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
         if term.kind.matrix or not term.children: return term
-        made = term.kind(*(self.rewritten(child, before) for child in term.children), *term.attributes)
-        return made
+        result = term.kind(*(self.rewritten(child, before) for child in term.children), *term.attributes)
+        return result
 
     def attention(self, scores: Operator, values: Operator, before: Operator) -> Operator:
-        """Attention over caches: the new rows' queries, all keys and values that their sequences hold."""
+        """Return attention over caches: from the queries of the new rows to all keys and values that their sequences
+        hold."""
         inner = next((node for node in scores.walk() if node.kind.name == "product" and node.args[1].kind.name == "turn"
                       and node.args[2:] == (sum, everyone)), None)
         if inner is None:
@@ -76,32 +78,32 @@ class Recalling:
         queries, keys = inner.children[0], inner.children[1].children[0]
         over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
         scored = replaced(scores, inner, over)
-        made: Operator = product(scored, self.cached(values, before), over=softmax, where=among(HELD))
-        return made
+        attended: Operator = product(scored, self.cached(values, before), over=softmax, where=among(HELD))
+        return attended
 
     def cached(self, value: Operator, before: Operator) -> Operator:
-        """Keys or values of all that sequences hold, as many heads as they have themselves: copies for groups of
-        queries come behind."""
+        """Return the keys or values of all rows that sequences hold, with the heads that they have themselves: copies
+        for groups of queries come after the cache."""
         if value.kind.name == "compose" and value.children[1].kind.name == "repeat":
             return self.cached(value.children[0], before) @ value.children[1]
         if (value, before) not in self.appended:
             heads, _, columns = value.out
             name = f"cache {len(self.appended)}"
             new = product(given(SLOTS), self.rewritten(value, before))
-            self.appended[value, before] = made = given(name, columns, C, 1 if heads is H else heads) + new
-            self.outputs[name] = before @ made
+            self.appended[value, before] = cache = given(name, columns, C, 1 if heads is H else heads) + new
+            self.outputs[name] = before @ cache
         return self.appended[value, before]
 
 
 def apart(what: str) -> str:
-    """The error of an operator that asks how far rows lie apart."""
+    """Return the error text for an operator that needs the distances of rows."""
     return (f"cached: {what}: no term says how far rows of caches lie apart: search the model as it is, and take "
             "cached(program) of what is found")
 
 
 def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
-    """A term with one of its nodes replaced."""
+    """Return a term with one of its nodes replaced."""
     if term is old: return new
     if term.kind.matrix or old not in {*term.walk()}: return term
-    made: Operator = term.kind(*(replaced(child, old, new) for child in term.children), *term.attributes)
-    return made
+    result: Operator = term.kind(*(replaced(child, old, new) for child in term.children), *term.attributes)
+    return result

@@ -1,5 +1,5 @@
-"""Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of
-rows."""
+"""Texts in, embeddings out, a batch at a time: for any number of texts, memory holds one chunk of texts and one batch
+of rows."""
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
-OnProgress = Callable[[int, int | None], None]              # so many texts are done, of so many where that is known
+OnProgress = Callable[[int, int | None], None]              # texts done, texts in all (None: not known)
 
-BATCH_ROWS = 4096                                           # of a batch, about
+BATCH_ROWS = 4096                                           # rows of a batch, about
 CHUNK_TEXTS = 1024                                          # texts that are tokenised at once
-PIECE = 1 << 20                                             # bytes that are read at once where lines are counted
-MAX_LINE_BYTES = 1 << 22                                    # bytes of a line: beyond that it is no text
-PROGRESS_TEXTS = 300                                        # texts from which a terminal is shown how far it is
+PIECE = 1 << 20                                             # bytes that are read at once to count lines
+MAX_LINE_BYTES = 1 << 22                                    # bytes of a line: a longer one is no text
+PROGRESS_TEXTS = 300                                        # texts from which on a terminal shows the progress
 ADVICE = "shorten or split it, or cut it: --truncate (truncate=True)"
-MENTIONED: WeakSet["Program"] = WeakSet()                    # programs that were given longer texts than they are for
-NPY_MAGIC = b"\x93NUMPY\x01\x00"                           # of an .npy file, version 1.0 (NEP 1)
+MENTIONED: WeakSet["Program"] = WeakSet()                   # programs for which `mention_length` has spoken
+NPY_MAGIC = b"\x93NUMPY\x01\x00"                            # the magic of an .npy file, version 1.0 (NEP 1)
 
 
 def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None,
            skip_bad: bool = False) -> Iterator[Floats]:
-    """Blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into so many rows, at least
-    one; none where there is no text. Raises InputError for a text that is too long, a file that cannot be read, or has
+    """Yield blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into `rows` rows, at
+    least one; no block without texts. Raises InputError for a text that is too long, a file that cannot be read, or has
     no line."""
     return embed_blocks(program, each(texts), rows,
                         reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
@@ -48,13 +48,13 @@ def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: b
 
 def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True,
                 truncate: bool | None = None, skip_bad: bool = False) -> Floats:
-    """The blocks of `stream` as one array (S, n), of no row where there is no text."""
+    """Return the blocks of `stream` as one array (S, n), without a row if there is no text."""
     blocks = followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)
     return np.concatenate([*blocks] or [no_rows(program)])
 
 
 def no_rows(program: "Program") -> Floats:
-    """Embeddings of no text, (0, n): as wide as those of any."""
+    """Return the embeddings of no text, (0, n), as wide as those of any text."""
     shape = program.schedule.calls[program.schedule.result].shape
     assert isinstance(shape, Rows)                          # an output is rows, side by side where it has heads
     row = np.zeros((1, shape.cols), np.float32)
@@ -63,13 +63,13 @@ def no_rows(program: "Program") -> Floats:
 
 
 def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:
-    """How texts are read, which are lines of something that has a name, or have numbers."""
+    """Return the options of reading texts: lines of a file or stream with a name, or texts with numbers."""
     return LineReading(partial(name_line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
 
 
 def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
-    """A block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError where no text is
-    left."""
+    """Yield a block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError if no text
+    is left."""
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
     done = 0
     for batch in batches(program.tokenizer, texts, rows, reading):
@@ -82,7 +82,7 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: L
 
 
 def mention_length(program: "Program", batch: Batch) -> None:
-    """Says, once a program, that a text is longer than any that the program was verified on."""
+    """Tell the user, once a program, that a text is longer than any that the program was verified on."""
     if (seen := program.longest_verified) is None or batch.rows <= seen or program in MENTIONED: return
     if (longest := int(np.diff(batch.starts).max())) > seen:
         MENTIONED.add(program)
@@ -92,30 +92,30 @@ def mention_length(program: "Program", batch: Batch) -> None:
 
 def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
             reading: LineReading | None = None) -> Iterator[Batch]:
-    """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. A text that
-    is skipped has one token."""
-    texts, reading, kept, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
+    """Yield the texts' tokens in the order of the texts, as many texts at a time as fit into `rows` rows, at least one.
+    A text that is skipped has one token."""
+    texts, reading, batch_rows, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
     while chunk := [*islice(texts, CHUNK_TEXTS)]:
         for row in tokenizer.rows(chunk, reading):
-            if kept and filled + len(row) > rows:
-                yield Batch(kept)
-                kept, filled = [], 0
-            kept.append(row or [0])
-            filled += len(kept[-1])
-    if kept: yield Batch(kept)
+            if batch_rows and filled + len(row) > rows:
+                yield Batch(batch_rows)
+                batch_rows, filled = [], 0
+            batch_rows.append(row or [0])
+            filled += len(batch_rows[-1])
+    if batch_rows: yield Batch(batch_rows)
 
 
 def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:
-    """What became of texts that were too long or could not be read, at the end of a sentence."""
+    """Return the end of a sentence about texts that were truncated or could not be read."""
     cut, skipped = reading.truncated, len(reading.skipped)
-    said = f"; {cut} cut at {tokenizer.most} tokens" if cut else ""
-    return said + (f"; {skipped} left out, rows of NaN, the first: {reading.fault}" if skipped else "")
+    words = f"; {cut} cut at {tokenizer.most} tokens" if cut else ""
+    return words + (f"; {skipped} left out, rows of NaN, the first: {reading.fault}" if skipped else "")
 
 
 # ---- where texts come from
 
 def each(texts: Texts) -> Iterable[str]:
-    """Texts one by one. Raises TypeError for what is none of text, Path and iterable of texts."""
+    """Return texts one by one. Raises TypeError for anything but a text, a Path and an iterable of texts."""
     if isinstance(texts, Path): return read_lines(texts)
     if isinstance(texts, str): return [texts]
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
@@ -125,19 +125,19 @@ def each(texts: Texts) -> Iterable[str]:
 
 
 def read_lines(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
-    """Every line of a file or a pipe, blank ones too. Raises InputError where it cannot be read or is empty."""
+    """Yield every line of a file or a pipe, blank ones too. Raises InputError if it cannot be read or is empty."""
     with opened(file) as raw: yield from decode_lines(raw, file)
 
 
 def read_stdin() -> Iterator[str]:
-    """Every line of the standard input."""
+    """Yield every line of the standard input."""
     if sys.stdin is None: raise InputError("standard input: it is closed: give a file, one text a line")
     return decode_lines(sys.stdin.buffer, "standard input")
 
 
 def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
-    """Every line of an open file, without its end; bytes that are no UTF-8 become surrogates, which no tokenizer reads.
-    Raises InputError for a line that is too long to be a text."""
+    """Yield every line of an open file, without its end; bytes that are no UTF-8 become surrogates, which no tokenizer
+    reads. Raises InputError for a line that is too long to be a text."""
     number = -1
     try:
         for number, raw in enumerate(iter(partial(opened.readline, MAX_LINE_BYTES + 1), b"")):
@@ -153,14 +153,14 @@ def name_line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
 
 
 def quantity(texts: Texts) -> int | None:
-    """How many texts there are, where that can be known without reading what can be read only once."""
+    """Return the number of texts; None if it cannot be known without reading an input that can be read only once."""
     if isinstance(texts, str): return 1
     if isinstance(texts, Path): return ended(texts)
     return len(texts) if isinstance(texts, Sized) else None
 
 
 def ended(file: Path) -> int | None:
-    """Lines of a file; None of a pipe, and where it cannot be read."""
+    """Return the number of lines of a file; None for a pipe, and for a file that cannot be read."""
     count, last = 0, b"\n"
     with suppress(InputError, OSError), open_regular(file) as opened:
         while some := opened.read(PIECE): count, last = count + some.count(b"\n"), some[-1:]
@@ -171,8 +171,8 @@ def ended(file: Path) -> int | None:
 # ---- where embeddings go
 
 def followed(blocks: Iterable[Floats], of: int | None, progress: OnProgress | bool = True) -> Iterator[Floats]:
-    """The blocks; `progress` is told after each how many texts are done. True shows it on a terminal, for many
-    texts."""
+    """Yield the blocks, and call `progress` after each with the number of texts done. True shows it on a terminal, for
+    many texts."""
     done, line = 0, None
     try:
         for block in blocks:
@@ -187,8 +187,8 @@ def followed(blocks: Iterable[Floats], of: int | None, progress: OnProgress | bo
 
 
 def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
-    """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header,
-    which says how many rows there are, has room for any number and is written again at the end."""
+    """Write blocks of rows to an .npy file, which appears complete or not at all; return its shape. Memory holds one
+    block: the header, which has the number of rows, has room for any number and is written again at the end."""
     replaceable(out)
     rows, width = 0, 0
     try:
@@ -204,8 +204,8 @@ def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
 
 
 def replaceable(out: Path) -> None:
-    """Raises InputError where no .npy file could be written, what is there is no array, or the name promises something
-    else."""
+    """Raise InputError if no .npy file could be written, if an existing file is no array, or if the name has another
+    ending."""
     writable(out)
     if out.exists() and not is_npy(out):
         raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
@@ -219,6 +219,6 @@ def is_npy(file: Path) -> bool:
 
 
 def head(opened: BinaryIO, rows: int, width: int) -> None:
-    """The header of an .npy file of float32 rows (NEP 1): of equal length for any number of them."""
-    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}".ljust(117) + "\n"
-    opened.write(NPY_MAGIC + len(said).to_bytes(2, "little") + said.encode("ascii"))
+    """Write the header of an .npy file of float32 rows (NEP 1). Its length is equal for any number of rows."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}".ljust(117) + "\n"
+    opened.write(NPY_MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii"))

@@ -1,5 +1,5 @@
-"""Text that follows prompts: a step of a session for each token, the token that follows chosen from its scores, and
-that one entered next. Sequences end apart, and others take their place."""
+"""Text generation: a step of a session for each token, the next token chosen from its scores and entered in the next
+step. Sequences end at different times, and others take their place."""
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16                                                # sequences at once
 PROMPT_PIECE = 512                                          # tokens of a prompt that enter at once, with windows
-END, CUT = "end", "limit"                                   # why a reply ends: a token that ends texts; its limit
+END, CUT = "end", "limit"                                   # reason of the end: a token that ends texts; the limit
 
 Prompt: TypeAlias = str | Ids
 
 
 @dataclass
 class Reply:
-    """What follows a prompt: its token ids, the one that ended it among them, their text, and why it ended: "end", a
-    token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts, `entered` how
-    many tokens of its prompt a session has."""
+    """The continuation of a prompt: its token ids, including the one that ended it, their text, and the reason of its
+    end: "end", a token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts,
+    `entered` the number of tokens of its prompt that a session has."""
     number: int
     prompt: Sequence[int]
     most: int
@@ -50,7 +50,7 @@ class Reply:
         return self.prompt[self.entered:]
 
     def take(self, token: int, ends: frozenset[int]) -> str:
-        """Another token; the piece of text that is whole with it."""
+        """Add a token; return the piece of text that it completes."""
         self.ids.append(token)
         self.ended = END if token in ends else CUT if len(self.ids) == self.most else ""
         piece = ""
@@ -59,59 +59,59 @@ class Reply:
         return piece
 
 
-# ---- what a program can do
+# ---- abilities of a program
 
 def speaks(program: "Program") -> bool:
-    """Whether its rows are scores of a vocabulary: those of its tokenizer's model, and of a text that of its last
-    token."""
+    """True if its rows are scores of the vocabulary of its tokenizer's model, and the pooling of a text is its last
+    row."""
     words, shape = program.meta.get("config",
                                     {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
     return program.pooling == LAST and type(words) is int and getattr(shape, "cols", None) == words
 
 
 def find_ends(program: "Program") -> frozenset[int]:
-    """The tokens that end a text: those that its files named when it was made, or that its config names; none where
+    """Return the tokens that end a text: those that its files named when it was made, or that its config names; none if
     neither does."""
-    said = program.meta.get("ends", program.meta.get("config", {}).get("eos_token_id"))
-    return frozenset(each for each in (said if isinstance(said, list) else [said]) if type(each) is int)
+    entry = program.meta.get("ends", program.meta.get("config", {}).get("eos_token_id"))
+    return frozenset(token for token in (entry if isinstance(entry, list) else [entry]) if type(token) is int)
 
 
 def decodable(program: "Program", cache: str | None = None) -> "Program":
-    """The program that decodes token by token: itself where it has state, else one whose caches hold numbers of this
-    type. Raises InputError where its rows score no vocabulary, where it reads rows in any other way than causal
-    attention does, and for caches of another type than its own, or of one that there is not."""
+    """Return the program that decodes token by token: itself if it has state, else one whose caches hold numbers of
+    type `cache`. Raises InputError if its rows are no scores of a vocabulary, if it reads rows in any other way than
+    causal attention does, and for caches of another type than its own, or of an unknown one."""
     if not speaks(program):
         name = program.meta.get("model", "this program")
         raise InputError(f"generate: {name!s:.80} is no language model: its rows are no scores of a vocabulary")
     if cache is not None: check_cache(cache)
     if not program.state: return program.decode_with(cache)
-    if cache not in (None, own := cache_number(program)):
-        raise InputError(f"cache {cache!r}: this program has caches of its own, of {own}: leave it out")
+    if cache not in (None, number := cache_number(program)):
+        raise InputError(f"cache {cache!r}: this program has caches of its own, of {number}: leave it out")
     return program
 
 
 def cache_number(program: "Program") -> str:
-    """The number type of the caches of a program with state."""
+    """Return the number type of the caches of a program with state."""
     return next(port.number for port in program.inputs if port.name in program.state)
 
 
 # ---- prompts
 
 class PromptReader(NamedTuple):
-    """What reads prompts: a tokenizer, none where they are token ids, and how many tokens prompt and reply may have,
-    None where any number will do."""
+    """A reader of prompts: a tokenizer, None if prompts are token ids, and the limit on the tokens of prompt and reply
+    together, None without a limit."""
     tokenizer: Tokenizer | None
     limit: int | None
 
     @classmethod
     def of(cls, program: "Program") -> "PromptReader":
-        """A program's own."""
+        """Return the reader of a program."""
         limit = program.meta.get("config", {}).get("max_position_embeddings")
         return cls(program.tokenizer if program.meta.get("tokenizer") else None, limit if type(limit) is int else None)
 
     def ids(self, prompt: Prompt, place: int, begun: int = 0) -> list[int]:
-        """The ids of a prompt; without special tokens where it goes on with a sequence that has rows. Raises InputError
-        where it is empty, or is no text."""
+        """Return the ids of a prompt; without special tokens if it continues a sequence that has rows. Raises
+        InputError if it is empty, or is no text."""
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray | memoryview):
             raise InputError(f"prompt {place}: {prompt!r:.40} is {type(prompt).__name__}: give text, or a row of token "
                              "ids")
@@ -120,13 +120,13 @@ class PromptReader(NamedTuple):
         if self.tokenizer is None:
             raise InputError("generate: this program has no tokenizer: give token ids, or save it with tokenizer.json")
         if why := fault(prompt): raise InputError(f"prompt {place}{why}")
-        with unpanicked(): found = list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
-        if why := self.tokenizer.unknown(prompt, found): raise InputError(f"prompt {place}{why}")
-        return found
+        with unpanicked(): tokens = list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
+        if why := self.tokenizer.unknown(prompt, tokens): raise InputError(f"prompt {place}{why}")
+        return tokens
 
     def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Reply:
-        """The reply to a prompt, of no token yet, behind so many that a sequence has. Raises InputError for what is no
-        prompt, or leaves no room for a token."""
+        """Return the reply to a prompt, without tokens yet, behind the `begun` rows that a sequence has. Raises
+        InputError for an invalid prompt, or one that leaves no room for a token."""
         if not (is_whole(max_tokens) and max_tokens >= 1):
             raise InputError(f"max_tokens {max_tokens!r:.40}: give a whole number, 1 or more")
         ids = self.ids(prompt, place, begun)
@@ -142,68 +142,71 @@ class PromptReader(NamedTuple):
 
 
 def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
-    """The token ids of a prompt. Raises InputError for the first that is no whole number: 1.7 is not rounded, and "1"
-    is text."""
+    """Return the token ids of a prompt. Raises InputError for the first that is no whole number: 1.7 is not rounded,
+    and "1" is text."""
     ids = []
-    for each in prompt:
-        if not is_whole(each):
-            raise InputError(f"prompt {place}: {each!r:.40} is no token id: give whole numbers, or text alone")
-        ids.append(int(cast(int, each)))
+    for token in prompt:
+        if not is_whole(token):
+            raise InputError(f"prompt {place}: {token!r:.40} is no token id: give whole numbers, or text alone")
+        ids.append(int(cast(int, token)))
     return ids
 
 
 def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """Prompts, each text or token ids. Raises InputError where there is none."""
-    found = [prompts] if isinstance(prompts, str | bytes | bytearray) else list(prompts)
-    if not found: raise InputError("generate: no prompt: give one, at least")
-    return cast(list[Prompt], [found] if is_whole(found[0]) else found)
+    """Return prompts, each text or token ids. Raises InputError if there is none."""
+    prompt_list = [prompts] if isinstance(prompts, str | bytes | bytearray) else list(prompts)
+    if not prompt_list: raise InputError("generate: no prompt: give one, at least")
+    return cast(list[Prompt], [prompt_list] if is_whole(prompt_list[0]) else prompt_list)
 
 
 # ---- generating
 
 def generate(program: "Program", prompts: Prompt | Iterable[Prompt], max_tokens: int,
              sampling: Sampling, cache: str | None = None) -> list[Reply]:
-    """The replies to prompts, in turn; see Program.generate."""
+    """Return the replies to prompts, in order; see Program.generate."""
     decodable(program, cache)
     reader = PromptReader.of(program)
-    replies = [reader.begin(each, i, max_tokens) for i, each in enumerate(prompts_of(prompts))]
+    replies = [reader.begin(prompt, i, max_tokens) for i, prompt in enumerate(prompts_of(prompts))]
     for _ in grow(program, replies, sampling, cache): pass
     return replies
 
 
 def stream_reply(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling,
                  cache: str | None = None) -> Iterator[str]:
-    """The reply to a prompt in pieces; see Program.stream_text."""
+    """Yield the reply to a prompt in pieces; see Program.stream_text."""
     decodable(program, cache)
     return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling, cache))
 
 
 def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
-    """The pieces that say something."""
+    """Yield the pieces that are not empty."""
     return (piece for _, piece in grown if piece)
 
 
 def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling,
          cache: str | None = None) -> Iterator[tuple[Reply, str]]:
-    """Replies as they grow, in a session of their own, whose caches have room for so many of the longest as are
-    generated at once, in this number type."""
+    """Yield replies as they grow, in a session of their own. Its caches have room for the longest AT_ONCE replies, in
+    this number type."""
     decoder = decodable(program, cache)
-    pages = sorted((pages_held(rows_behind(decoder), len(each.prompt) + each.most) for each in replies), reverse=True)
+    pages = sorted((pages_held(rows_behind(decoder), len(reply.prompt) + reply.most) for reply in replies),
+                   reverse=True)
     return write(decoder.start(PAGE * sum(pages[:AT_ONCE]), rewinds=0), {}, replies, sampling)
 
 
 def pages_held(behind: int, rows: int) -> int:
-    """Pages of a sequence of so many rows, at most: of those that a row sees, and of a piece of a prompt, where the
-    others are given back."""
+    """Return the most pages of a sequence of `rows` rows: for the rows that a row sees, and for a piece of a prompt, as
+    other pages are given back."""
     return pages_of(min(rows, behind + PROMPT_PIECE + 2 * PAGE), PAGE)
 
 
 def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,
              sampling: Sampling) -> tuple[list[Reply], Iterator[tuple[Reply, str]]]:
-    """The replies to prompts that sequences of a session go on with, and these as they grow; see Session.generate."""
+    """Return the replies to prompts that sequences of a session continue with, and an iterator of these as they grow;
+    see Session.generate."""
     decodable(session.program)
     if not prompts: raise InputError("generate: no prompt: give one, at least")
-    begun, reader = [session.rows(each, "generate").length for each in prompts], PromptReader.of(session.program)
+    begun, reader = ([session.rows(sequence, "generate").length for sequence in prompts],
+                     PromptReader.of(session.program))
     replies = [reader.begin(prompt, i, max_tokens, rows)
                for i, (prompt, rows) in enumerate(zip(prompts.values(), begun, strict=True))]
     check_room(session, [*prompts], replies)
@@ -211,14 +214,14 @@ def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_t
 
 
 def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies: Sequence[Reply]) -> None:
-    """Raises InputError where the caches have no room for prompts and replies as long as they may be."""
+    """Raise InputError if the caches have no room for prompts and replies of their full length."""
     usage, need = session.usage, 0
-    for each, reply in zip(sequences, replies, strict=True):
-        has, page = session.rows(each, "generate")
+    for sequence, reply in zip(sequences, replies, strict=True):
+        has, page = session.rows(sequence, "generate")
         most, begun = (pages_held(session.behind + session.rewinds, rows)
                        for rows in (has + len(reply.prompt) + reply.most, has))
         need += most - begun
-        need += bool(has % PAGE and usage.users[page] > 1)  # a page that others use, too, is copied
+        need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written
     if need > (free := len(usage.free)):
         wanted = session.capacity + PAGE * (need - free)
         raise InputError(f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
@@ -227,8 +230,8 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies:
 
 
 def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:
-    """Enter all but the last piece of a prompt, where pages behind a window are given back: it needs no more rows than
-    the window and a piece."""
+    """Enter all but the last piece of a prompt into a session with windows: pages behind a window are given back, so
+    the prompt needs no more rows than the window and a piece."""
     while session.behind < FAR and len(reply.rest) > PROMPT_PIECE:
         session.step({sequence: reply.rest[:PROMPT_PIECE]})
         reply.entered += PROMPT_PIECE
@@ -236,23 +239,23 @@ def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> 
 
 def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply],
           sampling: Sampling) -> Iterator[tuple[Reply, str]]:
-    """Replies as they grow: which one has another token, and the piece of text that is whole with it. Sequences that
-    are kept hold prompt and reply in the end; those that join for one that waits leave when it ends."""
+    """Yield replies as they grow: the one that has another token, and the piece of text that is complete with it.
+    Sequences in `kept` hold prompt and reply in the end; those that join for a waiting one leave when it ends."""
     ends, by_sequence, queue, live = find_ends(session.program), session.program.pooled, deque(waiting), {**kept}
     while live or queue:
         while queue and len(live) < AT_ONCE: live[session.join()] = queue.popleft()
-        for each, reply in live.items():
-            if not reply.ids: enter_pieces(session, each, reply)
-        new = {each: reply.ids[-1:] or reply.rest for each, reply in live.items()}
+        for sequence, reply in live.items():
+            if not reply.ids: enter_pieces(session, sequence, reply)
+        new = {sequence: reply.ids[-1:] or reply.rest for sequence, reply in live.items()}
         rows = session.step(new)
         if not by_sequence: rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
-        for each, row in zip(new, rows, strict=True):
-            reply = live[each]
+        for sequence, row in zip(new, rows, strict=True):
+            reply = live[sequence]
             if reply.ended:                                # before this step, in which its last token entered
-                del live[each]
+                del live[sequence]
                 continue
-            piece = reply.take(sampling.choose(row, each.length, reply.number), ends)
-            if reply.ended and each not in kept:
-                del live[each]
-                session.leave(each)
+            piece = reply.take(sampling.choose(row, sequence.length, reply.number), ends)
+            if reply.ended and sequence not in kept:
+                del live[sequence]
+                session.leave(sequence)
             yield reply, piece

@@ -1,4 +1,4 @@
-"""New rows of sequences that a session holds, as a batch of them alone."""
+"""New rows of the sequences of a session, as a batch of these rows alone."""
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 class New(Batch):
-    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie. In
-    terms it gives the caches as they were, without the new rows, and two relations: which row of them takes in which
+    """New rows of sequences: a batch of these rows alone, except for their positions, and the places of their keys and
+    values. In terms it gives the caches without the new rows, and two relations: which row of the caches takes in which
     new one (`slots`), and which of them a new row sees (`held`).
 
-    `pads`: of each sequence rows in front of its own, which are nobody's: they lie in a page that no sequence has."""
+    `pads`: for each sequence the number of padding rows in front of its own; they are stored in a page that no sequence
+    has."""
 
     def __init__(self, sentences: Collection[Ids], lengths: Iterable[int], slots: Sequence[int],
                  session: "Pages", pads: Sequence[int] = ()) -> None:
@@ -36,25 +37,26 @@ class New(Batch):
         self.fresh = [slice(end - count, end) for count, end in zip(self.asked, self.starts[1:].tolist(), strict=True)]
         self.slots: NDArray[np.int64] = session.spare + self.positions
         self.words = take_in(self)
-        self.changing = [each.data.cast("B").cast("q") for each in (self.tokens, self.positions, self.slots)]
+        self.changing = [column.data.cast("B").cast("q") for column in (self.tokens, self.positions, self.slots)]
         self.before, self.caches = session.chain, session.caches
         self.capacity = len(self.before) * session.side
         self.fill(sentences, lengths, slots)
 
     def fill(self, sentences: Iterable[Ids], lengths: Iterable[int], slots: Sequence[int]) -> None:
-        """Other rows, as many of each sequence, in place: their tokens, how many rows their sequences have already, and
-        their slots. Words are written as Python has them: for a few of them numpy takes longer."""
+        """Replace the rows by as many other rows of each sequence, in place: their tokens, the number of rows that
+        their sequences have already, and their slots. Words are written as Python integers: for a few of them numpy
+        takes longer."""
         (tokens, positions, places), at = self.changing, 0
-        for k, (part, each, length) in enumerate(zip(self.fresh, sentences, lengths, strict=True)):
+        for k, (part, sentence, length) in enumerate(zip(self.fresh, sentences, lengths, strict=True)):
             count = part.stop - part.start
-            tokens[part] = token_words(each, f"step: sequence {k}")
+            tokens[part] = token_words(sentence, f"step: sequence {k}")
             positions[part] = array("q", range(length, length + count))
             places[part] = array("q", slots[at:at + count])
             at += count
 
     @property
     def real(self) -> NDArray[np.int64]:
-        """The rows that are not nobody's."""
+        """The rows that are no padding."""
         return np.concatenate([np.arange(part.start, part.stop) for part in self.fresh])
 
     @property
@@ -65,12 +67,13 @@ class New(Batch):
 
     def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
                 relations: Iterable[Relation] = ()) -> Extents:
-        """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
+        """Return its rows, the rows of caches, and its scores: those of each new row with all rows of its sequence up
+        to itself."""
         asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
-        cached = [each for each in asked if each.cached]
-        found = super().extents([each for each in asked if not each.cached], plain, relations)
+        cached = [pattern for pattern in asked if pattern.cached]
+        sizes = super().extents([pattern for pattern in asked if not pattern.cached], plain, relations)
         seen = int((self.positions + 1).sum()) if cached else 0
-        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in cached}})
+        return Extents.made({**sizes, C: self.capacity, **{pairs[pattern]: seen for pattern in cached}})
 
     def relation(self, relation: Relation) -> Sparse:
         rows = self.capacity
@@ -94,7 +97,7 @@ class New(Batch):
 
 
 def token_words(sentence: Ids, where: str) -> "array[int]":
-    """Token ids as words. Raises as `ids` does."""
+    """Return token ids as words. Raises as `ids` does."""
     if type(sentence) is list and {*map(type, sentence)} == {int}:
         with suppress(OverflowError): return array("q", sentence)
     return array("q", ids(sentence, where).tobytes())

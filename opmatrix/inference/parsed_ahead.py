@@ -1,5 +1,5 @@
-"""A tokenizer that a thread parses while its process still imports what runs a program: of 50,000 words that takes a
-fifth of a second, for which nobody else need wait. This module imports next to nothing."""
+"""A tokenizer that a thread parses while its process still imports the modules that run a program. For 50,000 words
+that takes a fifth of a second, in which no other work has to wait. This module imports almost nothing."""
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class ParsedAhead(Thread):
-    """What a file describes, if it can be read; begun at once. What is wrong with a file is for others to say."""
+    """The tokenizer that a file describes, if the file can be read; parsing begins at once. Errors of the file are
+    reported by the code that reads it later."""
     def __init__(self, file: Path) -> None:
         super().__init__(daemon=True)
         self.file, self.text = file, ""
@@ -26,6 +27,6 @@ class ParsedAhead(Thread):
             self.found, self.text = tokenizers.Tokenizer.from_str(text), text
 
     def parsed(self, text: str) -> "tokenizers.Tokenizer | None":
-        """The tokenizer that this text describes, once it is there; None for any other text than the file's."""
+        """Return the tokenizer that this text describes, once it is parsed; None for any other text than the file's."""
         self.join()
         return self.found if self.text == text else None

@@ -1,24 +1,24 @@
-"""Text as its tokens come: a token may end within a character, whose bytes then wait for those that follow."""
+"""Text from its tokens, one by one: a token may end within a character, whose bytes then wait for the next tokens."""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
 
-BEFORE = 8                                                  # tokens of the prompt that tell what stands before
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"                        # what decoders make of the bytes of part of a character
+BEFORE = 8                                                  # last tokens of the prompt, decoded as context
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"                    # decoders return it for the bytes of part of a character
 
 
 class Pieces:
     """The text of tokens, in pieces of whole characters; special tokens are no text. Tokens from `start` on are
-    decoded, and of that what is behind the text of those before `read` is new."""
+    decoded, and the text behind that of the tokens before `read` is new."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", prompt: Sequence[int]) -> None:
         self.tokenizer, self.ids = tokenizer, [*prompt[-BEFORE:]]
         self.start, self.read = 0, len(self.ids)
 
     def add(self, token: int) -> str:
-        """The text that is whole with another token: none where its last character is not."""
+        """Add a token; return the text that it completes, empty if its last character is incomplete."""
         self.ids.append(token)
         text = self.decoded(None)
         if text.endswith(UNFINISHED): return ""
@@ -27,12 +27,13 @@ class Pieces:
         return piece
 
     def rest(self) -> str:
-        """What is left where nothing follows: bytes of part of a character are said as such."""
+        """Return the remaining text when no token follows: bytes of an incomplete character appear as replacement
+        characters."""
         piece = self.decoded(None)[len(self.decoded(self.read)):]
         self.read = len(self.ids)
         return piece
 
     def decoded(self, end: int | None) -> str:
-        """The text of tokens from `start` up to one."""
+        """Return the text of the tokens from `start` up to `end`."""
         text: str = self.tokenizer.decode(self.ids[self.start:end], skip_special_tokens=True)
         return text

@@ -1,5 +1,6 @@
-"""How a model makes one embedding of a text: what stands before it, at how many tokens it is cut, how the rows of its
-tokens become one, whether that has length one. Declared as data, so that a program keeps it as JSON."""
+"""Pooling: the way a model makes one embedding of a text: the prompt before it, its maximum length in tokens, the
+function that makes one row of the rows of its tokens, and whether that is normalised to length one. Declared as data,
+so that a program stores it as JSON."""
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,23 +19,23 @@ HiddenRows = NDArray[np.floating]
 Starts = NDArray[np.integer]
 
 
-# ---- how rows become one
+# ---- pooling of rows into one
 
 def sum_sentences(hidden: HiddenRows, starts: Starts) -> NDArray[np.float64]:
-    """The sum of each sentence's rows."""
-    found = np.empty((len(starts) - 1, hidden.shape[1]))
-    for row, (low, high) in zip(found, pairwise(starts.tolist()), strict=True):     # a tenth of what reduceat takes
+    """Return the sum of each sentence's rows."""
+    sums = np.empty((len(starts) - 1, hidden.shape[1]))
+    for row, (low, high) in zip(sums, pairwise(starts.tolist()), strict=True):      # takes a tenth of reduceat's time
         np.add.reduce(hidden[low:high], 0, dtype=np.float64, out=row)
-    return found
+    return sums
 
 
 def lengths(starts: Starts) -> Starts:
-    """Rows of each sentence, as a column."""
+    """Return the number of rows of each sentence, as a column."""
     return np.diff(starts)[:, None]
 
 
 def weightedmean(hidden: HiddenRows, starts: Starts) -> HiddenRows:
-    """The k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
+    """Return the mean in which the k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
     count = lengths(starts)
     place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0])
     return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2)
@@ -51,21 +52,21 @@ MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {        # (T, n)
 
 
 def normalise_rows(vectors: HiddenRows) -> HiddenRows:
-    """Rows of length one in their directions; a row of zeros stays."""
+    """Return rows of length one in the same directions; a row of zeros stays."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: HiddenRows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
-    return found
+    normalised: HiddenRows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
+    return normalised
 
 
-# ---- what is declared
+# ---- the declaration
 
 @dataclass(frozen=True)
 class Pooling:
-    """What becomes of texts and rows; by itself the mean of the rows, of length one (Reimers and Gurevych 2019, section
-    3).
+    """The treatment of texts and rows; by default the mean of the rows, of length one (Reimers and Gurevych 2019,
+    section 3).
 
-    Results of several modes stand side by side. `prompt` stands before every text, `lower` makes both lower case, and
-    they are cut at `max_seq_length` tokens, special ones included."""
+    Results of several modes are put side by side. `prompt` comes before every text, `lower` makes both lower case, and
+    texts are truncated to `max_seq_length` tokens, special ones included."""
 
     modes: tuple[str, ...] = ("mean",)
     normalise: bool = True
@@ -74,15 +75,16 @@ class Pooling:
     lower: bool = False
 
     def __call__(self, hidden: HiddenRows, starts: Starts) -> HiddenRows:
-        """One embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the result is
-        (S, n), as many times wider as there are modes. Raises ValueError for a sentence without rows."""
+        """Return one embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the
+        result is (S, n), with n times the number of modes if there are several. Raises ValueError for a sentence
+        without rows."""
         if (rows := np.diff(starts)).min() < 1:
             raise ValueError(f"pooling: every sentence needs a row, lengths are {rows.tolist()}")
         pooled: HiddenRows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
     def operator(self) -> "Operator":
-        """Pooling as a term of the algebra, from rows of tokens to a row a sequence."""
+        """Return the pooling as a term of the algebra, from rows of tokens to a row a sequence."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
         from opmatrix.algebra.term import formula
@@ -96,12 +98,13 @@ class Pooling:
         return pooled @ unit_length() if self.normalise else pooled
 
     def described(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the pooling as JSON."""
         return asdict(self) | {"modes": [*self.modes]}
 
     @classmethod
     def parsed(cls, found: Any, where: str) -> "Pooling":
-        """From what `described` gives; by itself for None. Raises InputError that names the entry."""
+        """Return the pooling that `described` has written; the default for None. Raises InputError that names the
+        entry."""
         if found is None: return cls()
         names = [*cls.__dataclass_fields__]
         whole = isinstance(found, dict) and sorted(found) == sorted(names)
@@ -113,13 +116,13 @@ class Pooling:
                    truth(found["lower"], at("lower")))
 
 
-MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)         # of encoders; of language models
+MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)         # poolings of encoders; of language models
 
 
-# ---- what the values of entries may be
+# ---- allowed values of entries
 
 def expect(holds: bool, where: str, found: object, wanted: str) -> None:
-    """Raises InputError unless it holds."""
+    """Raise InputError unless `holds` is true."""
     if not holds: raise InputError(f"{where} is {found!r:.60}, not {wanted}")
 
 
@@ -134,14 +137,14 @@ def check_text(found: object, where: str) -> str:
 
 
 def check_count(found: Any, where: str) -> int | None:
-    """A number of tokens, however it is written, or none."""
+    """Return a number of tokens, given as int or float, or None. Raises InputError for any other value."""
     whole = type(found) in (int, float) and found >= 1 and found % 1 == 0
     expect(found is None or whole, where, found, "a whole number above 0, or null")
     return None if found is None else int(found)
 
 
 def modes(found: object, where: str) -> tuple[str, ...]:
-    """One name, or several."""
+    """Return one name, or several, as a tuple. Raises InputError for an unknown one."""
     names = found if isinstance(found, list) else [found]
     known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)
     expect(known, where, found, f"of {', '.join(MODES)}")

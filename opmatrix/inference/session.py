@@ -1,8 +1,8 @@
 """Sessions: the state of a program, sequence by sequence. A program itself never changes.
 
-Rows of caches are handed out in pages (pages.py); a page knows the page before it, so sequences share those that they
-begin with, and what a fork writes goes to a page of its own. Where no step reads rows further behind than a window,
-pages behind it are given back, but for those that a rewind may need."""
+Rows of caches are allocated in pages (pages.py). A page knows the page before it, so sequences share a common
+beginning, and a fork writes to a page of its own. If no step reads rows further behind than a window, pages behind it
+are given back, except those that a rewind may need."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
-REWINDS = 64                                                # rows that a sequence with windows may always go back
-INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
+REWINDS = 64                                                # rows that a sequence with windows may go back by default
+INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions with a running call
 
 
 class HeldSequence:
-    """A sequence that a session holds: its number, and how many rows it has."""
+    """A sequence that a session holds: its number and its number of rows."""
 
     def __init__(self, session: "Pages", number: int): self.session, self.number = session, number
 
     @property
     def length(self) -> int:
-        """Its rows; none once it has left."""
+        """The number of its rows; 0 once it has left."""
         return self.session.state.sequences.get(self, Holding()).length
 
     def __len__(self) -> int: return self.length
@@ -50,8 +50,8 @@ class HeldSequence:
 
 
 def alone(call: F) -> F:
-    """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
-    lock and leaves the context, wherever the call is interrupted."""
+    """Make a method of a session run one call at a time: other callers wait, and a call within another is refused.
+    Python itself releases the lock and leaves the context, wherever the call is interrupted."""
     def entered(session: "Pages", *args: object, **named: object) -> object:
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
@@ -65,13 +65,13 @@ def alone(call: F) -> F:
 
 
 class Pages:
-    """Caches of so many rows, in whole pages, and the sequences that share them.
+    """Caches of at least `capacity` rows, in whole pages, and the sequences that share them.
 
-    One caller at a time; others wait. `exact`: caches are float64. `behind`: rows behind a new one that it sees, at
-    most; pages that lie behind those, and behind so many more that `rewinds` may give back, are given back. Raises
-    InputError, which names space, sequence and sizes, for a sequence that it does not hold, and where the caches
-    are full. A call that raises anything, wherever it was, has changed nothing, or was over: what it changes is
-    `state`, in one assignment, behind all that it writes."""
+    One caller at a time; others wait. `exact`: caches are float64. `behind`: the most rows behind a new one that it
+    sees. Pages that are further behind, by the rows that `rewinds` may give back, are given back. Raises InputError,
+    which names space, sequence and sizes, for a sequence that it does not hold, and if the caches are full. A call that
+    raises, at any point, has either changed nothing or was complete: it changes only `state`, in one assignment, after
+    all its writes."""
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR,
@@ -84,7 +84,7 @@ class Pages:
                              "0 or more")
         self.behind, self.rewinds = behind, rewinds
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
-        self.spare = pages * PAGE                           # where a page begins that no sequence has
+        self.spare = pages * PAGE                           # first row of a page that no sequence has
         held = [((self.spare + PAGE, port.heads, port.columns), np.float64 if exact else HELD_NUMBERS[port.number])
                 for port in ports]
         self.caches = dict(zip((port.name for port in ports), zeros_side_by_side(held), strict=True))
@@ -97,26 +97,26 @@ class Pages:
 
     @alone
     def join(self) -> HeldSequence:
-        """A new sequence, without rows."""
+        """Return a new sequence, without rows."""
         self.begin()
         return self.joined(Holding())
 
     def joined(self, rows: Holding) -> HeldSequence:
-        """A new sequence that has these rows."""
+        """Return a new sequence that has these rows."""
         held = HeldSequence(self, self.state.made + 1)
         self.commit({**self.state.sequences, held: rows}, held.number)
         return held
 
     @alone
     def fork(self, sequence: HeldSequence) -> HeldSequence:
-        """A new sequence with the same rows; pages are shared until one of both writes."""
+        """Return a new sequence with the same rows; both share pages until one of them writes."""
         rows = self.rows(sequence, "fork")
         self.begin().share(rows.page)
         return self.joined(rows)
 
     @alone
     def rewind(self, sequence: HeldSequence, length: int) -> None:
-        """A sequence gives back the rows from `length` on."""
+        """Give back the rows of a sequence from `length` on."""
         has = self.rows(sequence, "rewind").length
         if type(length) is not int or not 0 <= length <= has:
             raise InputError(f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to "
@@ -129,7 +129,7 @@ class Pages:
         self.settle()
 
     def first_held(self, sequence: HeldSequence) -> int:
-        """The first row of a sequence whose page it still has."""
+        """Return the first row of a sequence whose page it still has."""
         length, page = self.state.sequences[sequence]
         at = pages_of(length, self.side)
         while page != NO_PAGE: page, at = int(self.before[page]), at - 1
@@ -137,10 +137,10 @@ class Pages:
 
     @alone
     def leave(self, sequence: HeldSequence) -> None:
-        """A sequence gives back all of its rows, and is no longer held."""
+        """Give back all rows of a sequence, which is then no longer held."""
         self.rows(sequence, "leave")
         self.cut(sequence, 0)
-        self.commit({each: rows for each, rows in self.state.sequences.items() if each is not sequence})
+        self.commit({held: rows for held, rows in self.state.sequences.items() if held is not sequence})
         self.settle()
 
     @property
@@ -151,39 +151,41 @@ class Pages:
     # ---- new rows
 
     def batch(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, dict[HeldSequence, Holding]]:
-        """New rows, in slots of their own, and what their sequences have with them, once that is committed."""
-        slots, has = self.take({each: len(rows) for each, rows in new.items()})
-        return New(new.values(), [each.length for each in new], slots, self), has
+        """Return new rows, in slots of their own, and the rows of their sequences after them, once that is
+        committed."""
+        slots, has = self.take({sequence: len(rows) for sequence, rows in new.items()})
+        return New(new.values(), [sequence.length for sequence in new], slots, self), has
 
     def take(self, counts: Mapping[HeldSequence, int]) -> tuple[list[int], dict[HeldSequence, Holding]]:
-        """Slots for so many new rows of sequences, in turn, and what the sequences have with them. What others see of a
-        page that is written to is copied to another one before."""
-        had = {each: self.rows(each, "step") for each in counts}
+        """Return slots for new rows of sequences, `counts` of each, in order, and the rows of the sequences with them.
+        Rows on a shared page that is written to are copied to another page before."""
+        had = {sequence: self.rows(sequence, "step") for sequence in counts}
         if (slots := self.next_slots(had, counts)) is not None:
-            return slots, {each: Holding(length + counts[each], page) for each, (length, page) in had.items()}
+            return slots, {sequence: Holding(length + counts[sequence], page)
+                           for sequence, (length, page) in had.items()}
         written: dict[int, list[HeldSequence]] = {}
-        for each, count in counts.items():
-            if count and had[each].length % self.side: written.setdefault(had[each].page, []).append(each)
+        for sequence, count in counts.items():
+            if count and had[sequence].length % self.side: written.setdefault(had[sequence].page, []).append(sequence)
         self.room(had, counts, {page: len(writers) for page, writers in written.items()})
         usage = self.begin()
         stay = {self.staying(usage, writers, had) for writers in written.values()}
-        taken = [self.grown(usage, had[each], count, each in stay) for each, count in counts.items()]
+        taken = [self.grown(usage, had[sequence], count, sequence in stay) for sequence, count in counts.items()]
         return ([slot for slots, _ in taken for slot in slots],
                 dict(zip(counts, (rows for _, rows in taken), strict=True)))
 
     def next_slots(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int]) -> list[int] | None:
-        """The slots behind the last rows of sequences, in pages that nobody else uses; None where some page is shared,
-        or has no room: most steps change nothing but lengths."""
+        """Return the slots behind the last rows of sequences, in pages without other users; None if some page is
+        shared, or has no room. Most steps change only lengths."""
         self.latest = usage = self.usage
         slots = list[int]()
-        for each, (length, page) in had.items():
+        for sequence, (length, page) in had.items():
             begun = length % self.side
-            if not 0 < begun <= self.side - counts[each] or usage.users[page] > 1: return None
-            slots += range(page * self.side + begun, page * self.side + begun + counts[each])
+            if not 0 < begun <= self.side - counts[sequence] or usage.users[page] > 1: return None
+            slots += range(page * self.side + begun, page * self.side + begun + counts[sequence])
         return slots
 
     def rows(self, sequence: HeldSequence, doing: str) -> Holding:
-        """What a sequence of this session has. Raises InputError for any other."""
+        """Return the rows of a sequence of this session. Raises InputError for any other sequence."""
         if not isinstance(sequence, HeldSequence):
             raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
         if sequence.session is not self:
@@ -197,22 +199,23 @@ class Pages:
 
     def room(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int],
              writers: Mapping[int, int]) -> None:
-        """Raises InputError where new rows need more pages than are free, given how many sequences write to pages."""
+        """Raise InputError if new rows need more pages than are free, given the number of sequences that write to each
+        page."""
         usage, side = self.usage, self.side
-        need = sum(pages_of(rows.length + counts[each], side) - pages_of(rows.length, side)
-                   for each, rows in had.items())
+        need = sum(pages_of(rows.length + counts[sequence], side) - pages_of(rows.length, side)
+                   for sequence, rows in had.items())
         need += sum(min(count, usage.users[page] - 1) for page, count in writers.items())
         if need > len(usage.free):
-            said = f"{sum(counts.values())} new rows of {len(had)} sequences need {need} pages of {side} rows"
+            demand = f"{sum(counts.values())} new rows of {len(had)} sequences need {need} pages of {side} rows"
             more = self.capacity + side * (need - len(usage.free))
-            raise InputError(f"step: space C is full: {said}, and {len(usage.free)} of {len(self.before)} are free: "
+            raise InputError(f"step: space C is full: {demand}, and {len(usage.free)} of {len(self.before)} are free: "
                              f"start(capacity={more}), or let sequences leave; they have what they had")
 
     # ---- pages
 
     @property
     def usage(self) -> Usage:
-        """Who uses which pages, as it is: counted anew where a call was given up."""
+        """The current usage of pages: counted anew if a call was interrupted."""
         state, latest = self.state, self.latest
         if latest.of is state: return latest
         usage = Usage(self.before, (rows.page for rows in state.sequences.values()))
@@ -220,26 +223,26 @@ class Pages:
         return usage
 
     def begin(self) -> Usage:
-        """The usage of pages, to be changed: it is that of no state until what changes is committed."""
+        """Return the usage of pages, to be changed: it belongs to no state until the change is committed."""
         self.latest = usage = self.usage
         usage.of = None
         return usage
 
     def commit(self, sequences: Mapping[HeldSequence, Holding], made: int = 0) -> None:
-        """All that a call changes that has begun, at once: what sequences have from here on, and how many were made."""
+        """Apply the changes of a call at once: the rows of sequences from here on, and the number of sequences made."""
         self.state = State(sequences, made or self.state.made)
         self.latest.of = self.state
 
     def settle(self) -> None:
-        """Give back the pages that no sequence reads any more, nor would if it went back by `rewinds` rows. It follows
-        from the state alone, so it may come late; what is interrupted is done by the next call."""
+        """Give back the pages that no sequence reads any more, even after going back by `rewinds` rows. This follows
+        from the state alone, so it may happen late: the next call does the rest of an interrupted one."""
         if self.behind >= FAR: return
         read, firsts = set[int](), set[int]()
         for length, page in self.state.sequences.values():
             first = max(0, length - self.behind - self.rewinds) // self.side
             for _ in range(first, (length - 1) // self.side):
                 if page == NO_PAGE: break
-                read.add(page)                              # and the page before it
+                read.add(page)                              # the page before it is read, too
                 page = int(self.before[page])
             firsts.add(page)
         gone = [page for page in firsts - read - {NO_PAGE} if self.before[page] != NO_PAGE]
@@ -250,13 +253,13 @@ class Pages:
 
     def staying(self, usage: Usage, writers: Sequence[HeldSequence],
                 had: Mapping[HeldSequence, Holding]) -> HeldSequence | None:
-        """The sequence of those that write to a page which may write where it is: nobody else sees what lies behind its
-        rows. Where others use the page, too, there is none."""
+        """Return the one sequence, of those that write to a page, that may write to it in place, as no other sees the
+        rows behind its own. None if others use the page, too."""
         if len(writers) < usage.users[had[writers[0]].page]: return None
         return max(reversed(writers), key=lambda each: had[each].length)
 
     def grown(self, usage: Usage, rows: Holding, count: int, stays: bool) -> tuple[list[int], Holding]:
-        """Slots of so many new rows of a sequence, and what it has with them."""
+        """Return slots of `count` new rows of a sequence, and its rows with them."""
         (length, page), side = rows, self.side
         begun, pages = length % side, list[int]()
         if begun and count:
@@ -267,26 +270,26 @@ class Pages:
         return slots, Holding(length + count, page)
 
     def moved(self, usage: Usage, page: int, rows: int) -> int:
-        """A page of its own for a sequence, with a copy of these first rows of its last page."""
-        own = usage.add(usage.drop(page))
-        for cache in self.caches.values(): cache[own * self.side:][:rows] = cache[page * self.side:][:rows]
-        return own
+        """Return a page of its own for a sequence, with a copy of the first `rows` rows of its last page."""
+        fresh = usage.add(usage.drop(page))
+        for cache in self.caches.values(): cache[fresh * self.side:][:rows] = cache[page * self.side:][:rows]
+        return fresh
 
     def cut(self, sequence: HeldSequence, length: int) -> Holding:
-        """What a sequence has that gives back the rows from `length` on, and the pages behind them."""
+        """Return the rows of a sequence that gives back those from `length` on, and the pages behind them."""
         rows, pages = self.state.sequences[sequence], pages_of(length, self.side)
         return Holding(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
 
-    # ---- what it takes
+    # ---- its size
 
     @property
     def capacity(self) -> int:
-        """Rows that sequences may have together."""
+        """The number of rows that sequences may have together."""
         return len(self.before) * self.side
 
     @property
     def bytes(self) -> int:
-        """Bytes of the caches, as `peak_bytes` counts them: of a page of nobody's, too."""
+        """The bytes of the caches, as `peak_bytes` counts them, including the spare page."""
         return sum(cache.nbytes for cache in self.caches.values())
 
     def __repr__(self) -> str:
@@ -298,8 +301,8 @@ class Pages:
 
 
 class Session(Pages):
-    """What `program.start(capacity)` gives: the caches of a program, and steps of new rows. `exact`: steps are float64,
-    too, by the meanings of the kernels: slow, the oracle."""
+    """The result of `program.start(capacity)`: the caches of a program, and steps of new rows. `exact`: steps are
+    float64, too, by the meanings of the kernels: slow, the reference."""
     program: "Program"
 
     def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int = REWINDS):
@@ -312,24 +315,24 @@ class Session(Pages):
 
     @alone
     def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[np.float32 | np.float64]:
-        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
-        gives a row a sequence. Each has one token id or more; a prompt is one call."""
+        """Compute the outputs of new rows, (T, n), sequence after sequence, and add the rows to their sequences; (S, n)
+        for a program that gives a row a sequence. Each sequence has one token id or more; a prompt is one call."""
         if self.exact or LISTENING.get() is not None:
             batch, has = self.batch(new)
-            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+            outputs = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
         else:
             batch, repeated, has = self.rounded(new)
-            found = repeated.run()[0]
-            if batch.padded and not self.program.pooled: found = found[batch.real]
+            outputs = repeated.run()[0]
+            if batch.padded and not self.program.pooled: outputs = outputs[batch.real]
         self.commit({**self.state.sequences, **has})
         self.settle()
-        return found
+        return outputs
 
     def rounded(self, new: Mapping[HeldSequence, Ids]) -> tuple[New, Repeated, dict[HeldSequence, Holding]]:
-        """New rows, as `batch` gives them, those of a prompt longer than a page behind rows of nobody's, so that they
-        are whole pages: few scripts serve prompts of any length. The batch of the last step, and what its run asked of
-        it, are used again where this one is as large."""
-        counts = {each: len(rows) for each, rows in new.items()}
+        """Return new rows, as `batch` gives them. Those of a prompt longer than a page come after padding rows, so that
+        they fill whole pages: few scripts serve prompts of any length. The batch of the last step and the preparation
+        of its run are used again if this one is as large."""
+        counts = {sequence: len(rows) for sequence, rows in new.items()}
         slots, has = self.take(counts)
         lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
         if self.kept and self.kept[0][0].asked == [*counts.values()]: self.kept[0][0].fill(new.values(), lengths, slots)
@@ -341,9 +344,9 @@ class Session(Pages):
 
     def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":
-        """What follows a prompt, a text or token ids, behind all that each sequence has, as Program.generate says.
-        Afterwards a sequence has its prompt and its reply, and can go on. Raises InputError where the caches have no
-        room for both, before anything has changed."""
+        """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does.
+        Afterwards a sequence has its prompt and its reply, and can be continued. Raises InputError if the caches have
+        no room for both, before any change."""
         from opmatrix.inference.generation import carry_on
         from opmatrix.inference.sampling import Sampling
         replies, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
@@ -352,23 +355,24 @@ class Session(Pages):
 
     def stream_text(self, sequence: HeldSequence, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
-        """What follows a prompt, piece by piece, as `generate` gives it; until the last piece is read, the token that
-        came last has not entered the sequence."""
+        """Yield the reply to a prompt, piece by piece, as `generate` gives it; until the last piece is read, the last
+        token has not entered the sequence."""
         from opmatrix.inference.generation import carry_on, spoken
         from opmatrix.inference.sampling import Sampling
         return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
-        """A step by the meanings of the kernels, of operands as these round them, unless told otherwise."""
+        """Compute a step by the meanings of the kernels. Operands are rounded as the kernels round them unless
+        `rounded` is false."""
         schedule = self.program.schedule
-        found = schedule.meanings(batch, rounded=rounded)
-        for i, behind in schedule.state.items(): self.caches[schedule.ports[i].name] = found[behind]
-        return np.asarray(found[schedule.result])
+        values = schedule.meanings(batch, rounded=rounded)
+        for i, behind in schedule.state.items(): self.caches[schedule.ports[i].name] = values[behind]
+        return np.asarray(values[schedule.result])
 
 
 def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int,
          seed: int = 0) -> New:
-    """So many new rows of sequences that have so many already, for a model of new rows
+    """Return `counts` new rows of sequences that have `lengths` rows already, for a model of new rows
     (opmatrix.inference.cached_terms.cached_model) to be searched, priced and verified on: random ids below `words`,
     caches of random numbers."""
     from formats.kernels.attentions.chunks import PAGE
@@ -379,4 +383,5 @@ def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequ
     for cache in pages.caches.values(): cache[...] = rng.normal(size=cache.shape)
     sequences = [pages.join() for _ in lengths]
     pages.commit(pages.take(dict(zip(sequences, lengths, strict=True)))[1])
-    return pages.batch({own: rng.integers(0, words, count) for own, count in zip(sequences, counts, strict=True)})[0]
+    return pages.batch({sequence: rng.integers(0, words, count)
+                        for sequence, count in zip(sequences, counts, strict=True)})[0]

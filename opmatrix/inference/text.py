@@ -15,28 +15,28 @@ from opmatrix.inference.tokenizer_limits import check_limits
 if TYPE_CHECKING:
     import tokenizers
 
-LINES = 3                                                   # one for each of the parts
+LINES = 3                                                   # least lines of a file: one for each part
 
 
 @dataclass
 class LineReading:
-    """How texts are read, one after another, and what came of it. `name` says what errors call the text at a place,
-    `advice` what to do about one that is too long."""
+    """The options of reading texts, one after another, and its results. `name` gives the name in errors of the text at
+    a place, `advice` the remedy for one that is too long."""
 
     name: Callable[[int], str] = "text {}".format
-    truncate: bool | None = None                            # None: where the checkpoint says at how many tokens
+    truncate: bool | None = None                            # None: if the checkpoint declares a maximum length
     skip_bad: bool = False
     advice: str = "shorten or split it"
-    texts: int = 0                                          # that were read
-    truncated: int = 0                                      # of these
-    skipped: list[int] = field(default_factory=list)        # places of those that cannot be read
-    fault: str = ""                                         # of the first of them
+    texts: int = 0                                          # number of texts read
+    truncated: int = 0                                      # number of texts truncated
+    skipped: list[int] = field(default_factory=list)        # places of the texts that cannot be read
+    fault: str = ""                                         # the fault of the first of these
 
 
 @contextmanager
 def unpanicked() -> Generator[None]:
-    """A tokenizer that contradicts itself makes its library raise an Exception of no kind, or panic, which is none:
-    InputError instead."""
+    """Turn errors about an inconsistent tokenizer into InputError: its library raises a plain Exception, or panics with
+    a BaseException."""
     try: yield
     except BaseException as error:
         if type(error).__name__ != "PanicException" and type(error) is not Exception: raise
@@ -44,17 +44,17 @@ def unpanicked() -> Generator[None]:
 
 
 class ReadableIds(NamedTuple):
-    """The ids that a model reads: those below `rows`, where that is known, but for the one of `unplaced`, a token that
-    takes no position, if there is one."""
+    """The ids that a model reads: those below `rows`, if that is known, except `unplaced`, the id of a token that takes
+    no position, if there is one."""
     rows: int | None = None
     unplaced: int | None = None
 
 
 class Tokenizer:
-    """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged. `limit` is the number
-    of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
-    text, and where it is cut; `readable` are the ids that the model reads. Raises InputError where `pooling` leaves no
-    room for text."""
+    """A tokenizer.json with its padding and truncation switched off, as a batch is ragged. `limit`: the number of
+    tokens that the model has positions for, None without a limit. `pooling`: gives the prompt before every text and the
+    length that texts are truncated to. `readable`: the ids that the model reads. Raises InputError if `pooling` leaves
+    no room for text."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN,
                  readable: ReadableIds = ReadableIds()):
@@ -72,7 +72,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: str | Path, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
-        """Raises InputError where the file is missing or no tokenizer."""
+        """Read a tokenizer from a file. Raises InputError if the file is missing or no tokenizer."""
         try: text = read_text(path)
         except InputError as error: raise InputError(f"{error}: texts need a tokenizer") from error
         return cls.from_text(text, str(path), limit, pooling)
@@ -81,32 +81,33 @@ class Tokenizer:
     @unpanicked()
     def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN,
                   ahead: ParsedAhead | None = None, readable: ReadableIds = ReadableIds()) -> "Tokenizer":
-        """The tokenizer that the text of a tokenizer.json describes, which may be parsed already. InputError, which
-        says where it is from, for another."""
+        """Return the tokenizer that the text of a tokenizer.json describes, which may be parsed already. Raises
+        InputError, which names its source `where`, for any other text."""
         import tokenizers
-        try: found = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
+        try: tokenizer = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
-        check_limits(found, where)
-        return cls(found, limit, pooling, readable)
+        check_limits(tokenizer, where)
+        return cls(tokenizer, limit, pooling, readable)
 
     def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:
-        """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises
-        InputError where there is no text, or where one is no string, has no tokens, or more than the model can take."""
+        """Return the ragged batch of the texts' tokens, special tokens included (an empty text has only these). Raises
+        InputError if there is no text, or one is no string, has no tokens, or more than the model can take."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts: raise InputError("no text: give at least one")
         return Batch(self.rows(texts, LineReading(truncate=truncate)))
 
     @unpanicked()
     def rows(self, texts: Sequence[str], reading: LineReading) -> list[list[int]]:
-        """The tokens of each text, none of one that is skipped. Raises InputError for one that cannot be read."""
+        """Return the tokens of each text, an empty list for one that is skipped. Raises InputError for one that cannot
+        be read."""
         faults = [fault(text) for text in texts]
         whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
         return [self.row(text, row.ids, why, reading)
                 for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)]
 
     def row(self, text: str, row: list[int], why: str | None, reading: LineReading) -> list[int]:
-        """The tokens of one text as they enter the model: cut where that is asked for, none where it is skipped. `why`
-        it cannot be read, where that is known."""
+        """Return the tokens of one text as they enter the model: truncated if that is requested, empty if it is
+        skipped. `why`: the reason why it cannot be read, if that is known."""
         place, cut = reading.texts, reading.truncate
         reading.texts += 1
         if cut is None: cut = self.pooling.max_seq_length is not None
@@ -125,32 +126,33 @@ class Tokenizer:
         return []
 
     def unknown(self, text: str, row: Sequence[int]) -> str | None:
-        """The reason why the model cannot read a row of ids: the first that it has no row for, of a token that was
-        added to the tokenizer alone, or one that it gives no position. None where it can."""
+        """Return the reason why the model cannot read a row of ids: the first id that it has no row for, of a token
+        that was added to the tokenizer alone, or one that it gives no position. None if it can."""
         rows, unplaced = self.readable
         if unplaced is not None and unplaced in row:
             return (f", {shortened(text)}, has the token {self.tokenizer.id_to_token(unplaced)!r:.40}, id {unplaced}, "
                     "which the model pads with and gives no position (pad_token_id): leave it out")
         if rows is None or max(row, default=0) < rows: return None
-        beyond = next(each for each in row if each >= rows)
+        beyond = next(token_id for token_id in row if token_id >= rows)
         token = self.tokenizer.id_to_token(beyond)
         return (f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
                 f"rows for {rows} (vocab_size): leave it out, or take the model's own tokenizer")
 
     def cut(self, text: str, most: int) -> list[int]:
-        """The first tokens of a text, and all special ones."""
+        """Return the first tokens of a text, and all special ones, `most` in all."""
         first = self.tokenizer.encode(text, add_special_tokens=False)
         first.truncate(most - self.special)
-        found: list[int] = self.tokenizer.post_process(first).ids
-        return found
+        ids: list[int] = self.tokenizer.post_process(first).ids
+        return ids
 
     def save(self, path: str | Path) -> None:
-        """Writes tokenizer.json, padding and cutting switched off."""
+        """Write tokenizer.json, with padding and truncation switched off."""
         self.tokenizer.save(str(path))
 
 
 def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) -> Tokenizer:
-    """The tokenizer that a program's meta has the text of. Raises InputError where there is none, or it is none."""
+    """Return the tokenizer whose text is in a program's meta. Raises InputError if there is none, or the text is no
+    tokenizer."""
     if not (text := meta.get("tokenizer")):
         raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
     config = meta.get("config", {})
@@ -160,12 +162,12 @@ def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) ->
 
 
 def whole_number(said: object) -> int | None:
-    """A number that is whole; None for anything else."""
+    """Return a number that is whole; None for anything else."""
     return said if type(said) is int else None
 
 
 def sentences() -> list[str]:
-    """The 128 short sentences that come with the package."""
+    """Return the 128 short sentences that come with the package."""
     from importlib.resources import files
     return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
 
@@ -174,9 +176,9 @@ Line = TypeVar("Line")
 
 
 class Parts(NamedTuple, Generic[Line]):
-    """Lines, or what else texts are, in three parts that share none: methods are `fit` to the first, programs
-    `choose`n by the second, errors `state`d of the third. A text that a file has twice may be in two of them, as it may
-    come again."""
+    """Lines, or other forms of texts, in three disjoint parts: methods are `fit` to the first, programs `choose`n by
+    the second, errors `state`d of the third. A text that a file has twice may be in two of them, as it may occur
+    again."""
 
     fit: Sequence[Line]
     choose: Sequence[Line]
@@ -184,14 +186,14 @@ class Parts(NamedTuple, Generic[Line]):
 
     @classmethod
     def of(cls, lines: Sequence[Line]) -> "Parts[Line]":
-        """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part
-        empty."""
+        """Split lines. Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES lines
+        leave a part empty."""
         return cls(lines[0::4], lines[2::4], lines[1::2])
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a text file that are not blank. Raises InputError where it is missing, is not UTF-8, or holds fewer
-    than one for each part."""
+    """Return the lines of a text file that are not blank. Raises InputError if it is missing, is not UTF-8, or has
+    fewer lines than one for each part."""
     try: lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
@@ -202,8 +204,8 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def fault(text: object) -> str | None:
-    """Why it is no text, as the end of a sentence. What is no Unicode may come from a file or an argument: there stray
-    bytes become surrogates (PEP 383)."""
+    """Return the reason why this is no text, as the end of a sentence; None for a text. Invalid Unicode may come from a
+    file or an argument, where stray bytes become surrogates (PEP 383)."""
     if not isinstance(text, str): return f" is {text!r}, no string: give strings"
     try: text.encode()
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
-"""Bounds of a tokenizer.json, beyond which texts would hold native code that no Ctrl-C ends: regular expressions of
-brackets in brackets, whose search gives up after ten million steps that each take longer the deeper they are, and
-normalizers that write ever longer texts. What the library has understood is looked at, part by part, not the file."""
+"""Bounds of a tokenizer.json, beyond which texts would keep native code busy that no Ctrl-C ends: regular expressions
+with nested brackets, whose search gives up after ten million steps that each take longer the deeper they are, and
+normalizers that write ever longer texts. The check reads the parts as the library has parsed them, not the file."""
 import json
 import re
 from collections.abc import Iterator
@@ -14,27 +14,28 @@ if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_PARTS = "normalizer", "pre_tokenizer", "post_processor", "decoder"
-MOST_LETTERS, MOST_DEPTH = 4000, 50                         # of a regular expression: published ones have 400, and 5
+MOST_LETTERS, MOST_DEPTH = 4000, 50                         # bounds of a regular expression: published ones have 400, 5
 MOST_GROWTH = 10_000                                        # letters that normalizers may make of one
 WRITES = {"Replace": "content", "Prepend": "prepend"}       # normalizers of that type write this text
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 def check_limits(tokenizer: "tokenizers.Tokenizer", where: str) -> None:
-    """Raises InputError, which names the part, for one beyond the bounds."""
+    """Raise InputError, which names the part, for a part beyond the bounds."""
     for name in TOKENIZER_PARTS:
         part = getattr(tokenizer, name)
         if part is None: continue
         documents = [*walk(json.loads(part.__getstate__()))]
-        for each in documents: check_expression(each.get("Regex"), f"{where}: {name}")
-        growth = prod(len(each[WRITES[each["type"]]]) or 1 for each in documents if each.get("type") in WRITES)
+        for document in documents: check_expression(document.get("Regex"), f"{where}: {name}")
+        growth = prod(len(document[WRITES[document["type"]]]) or 1
+                      for document in documents if document.get("type") in WRITES)
         if name == "normalizer" and growth > MOST_GROWTH:
             raise InputError(f"{where}: normalizer: a letter may become {growth:,} letters, more than {MOST_GROWTH:,}: "
                              "get the file again")
 
 
 def check_expression(pattern: object, where: str) -> None:
-    """Raises InputError for a regular expression that is too long or too deep."""
+    """Raise InputError for a regular expression that is too long or too deep."""
     if not isinstance(pattern, str): return
     deepest = max(accumulate((letter == "(") - (letter == ")") for letter in ESCAPED.sub("", pattern)), default=0)
     if len(pattern) > MOST_LETTERS or deepest > MOST_DEPTH:
@@ -44,7 +45,7 @@ def check_expression(pattern: object, where: str) -> None:
 
 
 def walk(document: Any) -> Iterator[dict[str, Any]]:
-    """Every object within a JSON document."""
+    """Yield every object within a JSON document."""
     if isinstance(document, dict): yield document
-    for each in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
-        yield from walk(each)
+    for value in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        yield from walk(value)

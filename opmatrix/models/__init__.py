@@ -24,7 +24,7 @@ from opmatrix.models.transformer import transformer
 __all__ = ["FAMILIES", "build", "promised"]
 
 
-FAMILIES: dict[str, Family] = {        # by the config's model_type
+FAMILIES: dict[str, Family] = {        # families by the config's model_type
     "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
     "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer,
     "mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe, "PanguProMoE": pangu_pro, "pr_moe": pr_moe,
@@ -37,59 +37,61 @@ SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attenti
 
 
 def family_of(config: Settings) -> str:
-    """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
-    family does not allow."""
+    """Return the family of a config. Raises InputError where it names no known family, lacks a key, or has a value that
+    the family does not allow."""
     family = named_family(config)
     settings(config, getattr(FAMILIES[family], "keys", {}))
     return family
 
 
 def named_family(config: Settings) -> str:
-    """The family that a config names. Raises InputError where it names none that is known."""
+    """Return the family that a config names. Raises InputError where it names none that is known."""
     family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
     return family
 
 
 def older_names(config: Settings) -> dict[str, str]:
-    """Keys of a config's family that files called otherwise once, with their older names."""
+    """Return the keys of a config's family that had another name in files once, with their older names."""
     keys = getattr(FAMILIES[named_family(config)], "keys", {})
     return {key.called or name: key.older for name, key in keys.items() if key.older}
 
 
 def check(config: Settings) -> str:
-    """The family of a config whose sizes are all numbers. Raises InputError as `family_of` does, and for a name."""
+    """Return the family of a config whose sizes are all numbers. Raises InputError as `family_of` does, and for a
+    name."""
     refuse_names(config, getattr(FAMILIES[family := family_of(config)], "keys", {}))
     return family
 
 
 def normalise_config(config: Settings) -> dict[str, Any]:
-    """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `family_of`
-    does."""
+    """Return the settings of a config by the common names, whatever its family calls them. Raises InputError as
+    `family_of` does."""
     return settings(config, getattr(FAMILIES[family_of(config)], "keys", {}))
 
 
 def spelling(config: Settings, name: str) -> str:
-    """What a config's family calls a setting that everybody else calls so. Raises InputError as `family_of` does."""
+    """Return the name, in a config's family, of a setting with this common name. Raises InputError as `family_of`
+    does."""
     key = getattr(FAMILIES[family_of(config)], "keys", {}).get(name)
     return name if key is None else key.called or name
 
 
 def layout(config: Settings) -> TensorNames:
-    """What the files of a config's family are called."""
-    found: TensorNames = getattr(FAMILIES[family_of(config)], "layout", TensorNames())
-    return found
+    """Return the names of tensors in the files of a config's family."""
+    names: TensorNames = getattr(FAMILIES[family_of(config)], "layout", TensorNames())
+    return names
 
 
 def build(config: Settings, at: ArraySource) -> Operator:
-    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `family_of` does, and
-    where sizes do not divide one another."""
+    """Build the model of a config as an operator, from one-hot tokens to features. Raises InputError as `family_of`
+    does, and where sizes do not divide one another."""
     try: return FAMILIES[family_of(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
 def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
-    """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
-    2017). `stored`: files hold a matrix for the head, whatever the config says of ties."""
+    """Build the operator from features to a score for each token of the vocabulary, by the table of tokens where it is
+    tied (Press, Wolf 2017). `stored`: files hold a matrix for the head, whatever the config says of ties."""
     sizes, names = normalise_config(config), layout(config)
     tied = sizes["tie_word_embeddings"] and not stored
     scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
@@ -113,31 +115,32 @@ def promised(config: Settings, scores: bool = False) -> Operator:
 
 
 def name_sizes(config: Settings) -> dict[str, Any]:
-    """A config with names for its sizes, those of SIZES; sizes that are equal where they must be have one name."""
-    keys, found = getattr(FAMILIES[family_of(config)], "keys", {}), dict(config)
+    """Return a config with names for its sizes, those of SIZES; sizes that are equal where they must be have one
+    name."""
+    keys, named = getattr(FAMILIES[family_of(config)], "keys", {}), dict(config)
     heads = normalise_config(config).get("num_attention_heads")
     for size, name in SIZES.items():
         called = keys[size].called or size if size in keys else size
-        if found.get(called) is None or not keys[size].live: continue
-        alike = size == "num_key_value_heads" and found[called] == heads
-        found[called] = SIZES["num_attention_heads"] if alike else name
-    return found
+        if named.get(called) is None or not keys[size].live: continue
+        alike = size == "num_key_value_heads" and named[called] == heads
+        named[called] = SIZES["num_attention_heads"] if alike else name
+    return named
 
 
 def tensors(config: Settings) -> dict[str, tuple[LiveSize, ...]]:
-    """The name and shape of every tensor that the model of a config is made of."""
+    """Return the name and shape of every tensor that the model of a config is made of."""
     return ask_for(lambda at: build(config, at))
 
 
 def parameters(config: Settings) -> int:
-    """How many numbers the model of a config learns: those of its operator, and of the head where it is a matrix of its
-    own; a pooler and what else stands on top are not counted."""
+    """Count the parameters of the model of a config: those of its operator, and of the head where it is a matrix of its
+    own. A pooler and other parts on top are not counted."""
     return sum(map(prod, ask_for(lambda at: with_head(config, at)).values()))
 
 
 def activated(config: Settings) -> LiveSize:
-    """How many of the numbers that the model of a config learns count for one row: of experts those that are asked, of
-    everything else all, tables of tokens and heads too, as publications count."""
+    """Count the parameters of the model of a config that are active for one row: of experts those that it is routed to,
+    of everything else all, tables of tokens and heads too, as publications count."""
     shapes, count = ask_for(lambda at: with_head(config, at)), expression(0)
     for data, share in read_shares(with_head(config, lambda name, *shape: Promised(name, shape))).items():
         if data.name in shapes: count += share * prod(shapes[data.name])
@@ -145,18 +148,18 @@ def activated(config: Settings) -> LiveSize:
 
 
 def with_head(config: Settings, at: ArraySource) -> Operator:
-    """The model, and the head of its vocabulary behind it where it has one."""
+    """Build the model, and the head of its vocabulary behind it where it has one."""
     model = build(config, at)
     return model @ head(config, at) if layout(config).head else model
 
 
 def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[LiveSize, ...]]:
-    """The name and shape of every tensor that is asked for where something is made; each is promised."""
-    found: dict[str, tuple[LiveSize, ...]] = {}
+    """Return the name and shape of every tensor that `made` requests; each is promised."""
+    shapes: dict[str, tuple[LiveSize, ...]] = {}
 
     def at(name: str, *shape: LiveSize) -> Data:
-        found[name] = shape
+        shapes[name] = shape
         return Promised(name, shape)
 
     made(at)
-    return found
+    return shapes

@@ -1,5 +1,5 @@
-"""What a config may say. A family declares its keys once, each with what is allowed and with what silence means. A size
-is a number or a name, `"hidden_size": "h"`: the model then holds for every number."""
+"""The keys of a config. A family declares its keys once, each with its allowed values and its default. A size is a
+number or a name, `"hidden_size": "h"`: the model then holds for every number."""
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from keyword import iskeyword
@@ -14,20 +14,20 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import RESERVED, Live, LiveSize, is_named, size
 from opmatrix.algebra.term import Operator
 
-Settings: TypeAlias = Mapping[str, Any]                     # what a config says, by everybody's names
+Settings: TypeAlias = Mapping[str, Any]                     # the settings of a config, by the common names
 MISSING = object()                                          # the default of a key that must be there
 INT32_MAX = 2 ** 31 - 1
 
 
 class ArraySource(Protocol):
-    """Gives the array that a checkpoint calls `name`, of that shape, or promises it."""
+    """A function that gives the array that a checkpoint calls `name`, of that shape, or promises it."""
     def __call__(self, name: str, *shape: LiveSize) -> Data: ...
 
 
 class Key(NamedTuple):
-    """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is
-    what a family's files call it, where that is not everybody's name, `older` what they called it once. `live`: a name
-    may stand for it; `unnamed` says why none may."""
+    """A key of a config: its allowed values in words, and as a test. A value that is absent or null is `default`.
+    `called` is the key's name in a family's files, where that is not the common one, `older` its former name there.
+    `live`: a name may stand for the number; `unnamed` tells why none may."""
     allowed: str
     holds: Callable[[Any], bool]
     default: object = MISSING
@@ -41,9 +41,9 @@ class Key(NamedTuple):
 
 
 class StackNames(NamedTuple):
-    """What files call a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of these
-    names; `fused`: all of them in one tensor, where they are the given one of so many equal `shares` of its rows;
-    `alone`: all of them in a tensor of their own, as GGUF files have it."""
+    """The names in files of a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of
+    these names; `fused`: all of them in one tensor, where they are share number `share` of `shares` equal shares of its
+    rows; `alone`: all of them in a tensor of their own, as GGUF files have it."""
     apart: tuple[str, ...]
     fused: str
     share: int = 0
@@ -52,16 +52,16 @@ class StackNames(NamedTuple):
 
 
 class TensorNames(NamedTuple):
-    """What the tensors of a family are called in files.
+    """The names of a family's tensors in files.
 
-    `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what
-    ends with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary
-    (unless tie_word_embeddings says that the table does). `trained`: parts on top that only trained it, or that nothing
-    but a head reads; whatever else stands on top answers something that rows alone do not. `positions` gives how many
-    a model has, of its settings. `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those
-    whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with what files call them.
-    `copies`: names of weights, each with the name of a copy that goes before it where files hold one. `unplaced`: the
-    setting that gives the id of a token that takes no position, which no text may hold."""
+    `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; a name
+    that ends with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary
+    (unless tie_word_embeddings says that the table does). `trained`: parts on top that only trained it, or that only a
+    head reads; any other part on top computes something that rows alone do not. `positions` gives the number of
+    positions of a model, from its settings. `gguf`: names in GGUF files to names here, # standing for a layer;
+    `permuted`: those whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with its names in
+    files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
+    `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold."""
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
@@ -77,43 +77,43 @@ class TensorNames(NamedTuple):
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
-    """A size or a count."""
+    """Return the key of a size or a count."""
     return Key(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high, default)
 
 
 def dimension(default: object = MISSING) -> Key:
-    """A size: a whole number, or a name for one."""
+    """Return the key of a size: a whole number, or a name for one."""
     return whole(default=default)._replace(live=True)
 
 
 def layers(low: int = 0) -> Key:
-    """How many layers there are, which is a number."""
+    """Return the key of the number of layers, which is a number and never a name."""
     return whole(low, 1000)._replace(unnamed=", no name, as layers are built one by one")
 
 
 def real(low: float, high: float, default: object = MISSING) -> Key:
-    """A number within a range; infinities and what is no number are in none."""
+    """Return the key of a number within a range; infinities and NaN are in none."""
     return Key(f"a number from {low:g} to {high:g}", lambda v: type(v) in (int, float) and low <= v <= high, default)
 
 
 def flag(default: object = MISSING) -> Key:
-    """True or false; a text that says so is neither."""
+    """Return the key of true or false; a text that says so is neither."""
     return Key("true or false", lambda v: type(v) is bool, default)
 
 
 def one_of(names: Collection[str], default: object = MISSING) -> Key:
-    """A name from a fixed set."""
+    """Return the key of a name from a fixed set."""
     words = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
     return Key(words, lambda v: type(v) is str and v in names, default)
 
 
 def never(value: object, why: str) -> Key:
-    """The one value that models have which the family can hold, and why no other."""
+    """Return the key of the one value that the family can hold, with the reason why no other."""
     return Key(f"{spelt(value)} or left out: {why}", lambda v: v == value and type(v) is type(value), value)
 
 
 def optional(key: Key) -> Key:
-    """A key that may be left out."""
+    """Return the key with None allowed: it may be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
 
 
@@ -121,8 +121,8 @@ Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
 
 
 def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[Family], Family]:
-    """Declares what a family's config may say and what its files are called: its function is given the value of every
-    key."""
+    """Declare the keys of a family's config and the names of its tensors in files: its function is given the value of
+    every key."""
     def made(family: Family) -> Family:
         @wraps(family)
         def checked(config: Settings, at: ArraySource) -> Operator: return family(settings(config, keys), at)
@@ -132,29 +132,29 @@ def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[F
 
 
 def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is
-    allowed."""
-    found = {}
+    """Return the value of every key, by the common names. Raises InputError, which names the key, its value, and the
+    allowed values."""
+    values = {}
     for name, key in keys.items():
-        own = key.called or name
-        if key.older and config.get(own) is None and config.get(key.older) is not None: own = key.older
-        value = found[name] = key.default if config.get(own) is None else config[own]
-        if value is MISSING and own not in config:
-            raise InputError(f"config: {own!r} is missing: take the config.json that belongs to the weights")
-        if key.live and (named := read_size(own, value)) is not None: found[name] = named
+        called = key.called or name
+        if key.older and config.get(called) is None and config.get(key.older) is not None: called = key.older
+        value = values[name] = key.default if config.get(called) is None else config[called]
+        if value is MISSING and called not in config:
+            raise InputError(f"config: {called!r} is missing: take the config.json that belongs to the weights")
+        if key.live and (named := read_size(called, value)) is not None: values[name] = named
         elif value is MISSING or not key.holds(value):
-            raise wrong(own, config.get(own), key.allowed + key.unnamed * is_name(value))
-    return found
+            raise wrong(called, config.get(called), key.allowed + key.unnamed * is_name(value))
+    return values
 
 
 def is_name(said: object) -> bool:
-    """Whether a size may be called so."""
+    """True if a size may have this name."""
     return (type(said) is str and said.isidentifier() and not iskeyword(said)) or isinstance(said, sympy.Expr | Live)
 
 
 def read_size(key: str, said: object) -> sympy.Expr | None:
-    """The size that a name, or an expression of named sizes, stands for; none of anything else. Raises InputError for
-    what can be no size of a model."""
+    """Return the size that a name, or an expression of named sizes, stands for; None for any other value. Raises
+    InputError for a name or an expression that can be no size of a model."""
     if not is_name(said): return None
     live: sympy.Expr = size(said) if isinstance(said, str) else said
     if set(map(str, live.free_symbols)) & RESERVED.keys():
@@ -165,19 +165,19 @@ def read_size(key: str, said: object) -> sympy.Expr | None:
 
 
 def refuse_names(config: Settings, keys: Mapping[str, Key]) -> None:
-    """Raises InputError, which names it, where a config has a name for a number."""
+    """Raise InputError, which names it, where a config has a name for a number."""
     for name, value in settings(config, keys).items():
         if isinstance(value, sympy.Expr):
             raise InputError(f"config: {keys[name].called or name} is the name {value}: a number is needed here")
 
 
 def wrong(name: str, value: object, allowed: str) -> InputError:
-    """The error about a value that is not allowed."""
+    """Return the error about a value that is not allowed."""
     return InputError(f"config: {name} is {brief(spelt(value))}: it must be {allowed}")
 
 
 def spelt(value: object) -> str:
-    """A value as JSON has it where Python spells it otherwise."""
+    """Return a value as JSON has it where Python spells it otherwise."""
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
 
 

@@ -1,6 +1,6 @@
-"""DeepSeek-V3 (Liu et al. 2024, section 2.1.2): experts in groups, of which a token asks the best of the best few, and
-ones that all tokens ask. Its latent attention is not built yet: attention is grouped, as in LLaMA, of the same heads;
-what that counts more is said where the model is known by name."""
+"""DeepSeek-V3 (Liu et al. 2024, section 2.1.2): experts in groups, where a token is routed to the best experts of the
+best few groups, and shared experts that all tokens go through. Its latent attention is not built yet: attention is
+grouped, as in LLaMA, with as many heads; the parameters that this adds are listed where the model is known by name."""
 from opmatrix.algebra.operators import ACTIVATIONS, const, heads, keep_top, ones, sigmoid
 from opmatrix.algebra.shapes import divides
 from opmatrix.algebra.term import Operator, Value, operator
@@ -9,7 +9,7 @@ from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, plain_unit, ren
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
 
 LATENT = "latent attention is not built: attention is grouped here"
-BELOW_ALL = -1e9                                                  # below any score of an expert
+BELOW_ALL = -1e9                                                  # a number below any score of an expert
 DEEPSEEK_KEYS = LLAMA_KEYS | EXPERT_KEYS | dict(
     num_experts=dimension().under("n_routed_experts"), moe_intermediate_size=dimension(), n_shared_experts=whole(),
     n_group=whole(), topk_group=whole(), first_k_dense_replace=whole(0), norm_topk_prob=flag(True),
@@ -19,8 +19,9 @@ DEEPSEEK_KEYS = LLAMA_KEYS | EXPERT_KEYS | dict(
 
 @operator
 def best_of_best_groups(x: Value, bias: Operator, groups: int, reached: int, k: int) -> Value:
-    """The k largest logistic scores of a row within so many `reached` of its groups of neighbours, those whose two best
-    sum highest. A bias, by which experts are kept equally busy, says who is chosen and not how much they count."""
+    """The k largest logistic scores of a row within the `reached` best of its groups of neighbours, those whose two
+    best scores sum highest. A bias, by which experts are kept equally busy, decides which experts are chosen and not
+    how much they count."""
     scores = x @ sigmoid
     grouped = (scores + bias) @ heads(groups)
     best = keep_top(grouped, grouped, 2) @ ones @ heads(groups).T

@@ -1,7 +1,8 @@
-"""Mixtures of experts: whom a row asks, and what their answers come to.
+"""Mixtures of experts: the routing of rows to experts, and the sum of the experts' answers.
 
-E experts are one weight of three axes, a matrix for each head. A gate is a value of E columns, whose rows are 0 but for
-those who are asked: ordinary numbers, so everything said of values holds of it."""
+E experts are one weight of three axes, a matrix for each head. A gate is a value of E columns, whose rows are 0 except
+in the columns of the experts that a row is routed to: ordinary numbers, so everything that holds of values holds of
+it."""
 from typing import NamedTuple
 
 from opmatrix.algebra.data import Data
@@ -23,7 +24,7 @@ GATED = {"experts.gate_proj": StackNames(("experts.#.gate_proj.weight",), "exper
                                          alone="experts.down_proj.weight")}
 
 
-# ---- whom a row asks: operators from the scores of a router, or their shares, to a gate
+# ---- routing: operators from the scores of a router, or their shares, to a gate
 
 @operator
 def best_shares(x: Value, k: int) -> Value:
@@ -34,37 +35,38 @@ def best_shares(x: Value, k: int) -> Value:
 
 @operator
 def best_of_groups(x: Value, groups: int) -> Value:
-    """The largest share of each of so many groups of neighbours, 0 for the others: Tang et al. 2025, eq. 5 and 6."""
+    """The largest share of each of `groups` groups of neighbours, 0 for the others: Tang et al. 2025, eq. 5 and 6."""
     shares = x @ share @ heads(groups)
     return keep_top(shares, shares, 1) @ heads(groups).T
 
 
 @operator
 def renormalised(x: Value) -> Value:
-    """Rows that sum to one. Shares that are left of a row's are what the scores of these columns alone give: Jiang et
-    al. 2024, section 2.1."""
+    """Rows that sum to one. Renormalised, the shares of some columns are those that the scores of these columns alone
+    give: Jiang et al. 2024, section 2.1."""
     return x * (x @ ones @ reciprocal)
 
 
-# ---- what their answers come to
+# ---- the sum of the experts' answers
 
 def mixture(gate: Operator, answers: Operator, count: LiveSize) -> Operator:
-    """The answers of so many experts, a head each, every one times its column of the gate, summed: Shazeer et al. 2017,
-    eq. 1."""
+    """Return the sum of the answers of `count` experts, a head each, every one times its column of the gate: Shazeer et
+    al. 2017, eq. 1."""
     mixed: Operator = (answers * (gate @ heads(count))) @ total
     return mixed
 
 
 class Experts(NamedTuple):
-    """Gated units that a router chooses among: how many there are, how many hidden units each has, how many a row asks.
-    `called` is what a config calls their number."""
+    """Gated units that a router chooses among: the number of experts, the hidden units of each, and `asked`, the number
+    of experts that a row is routed to. `called` is the name of their number in a config."""
     number: LiveSize
     hidden: LiveSize
     asked: int
     called: str = "num_experts"
 
     def layer(self, at: ArraySource, name: str, n: LiveSize, act: Operator, gate: Operator) -> Operator:
-        """The router, the gate that its scores lead to, the experts and their mixture, by the names of a checkpoint."""
+        """Build the router, the gate that its scores lead to, the experts and their mixture, by the names of a
+        checkpoint."""
         if certain(self.asked > self.number):
             raise wrong("num_experts_per_tok", self.asked, f"at most {self.called}, {self.number}")
 
@@ -75,19 +77,21 @@ class Experts(NamedTuple):
 
 
 def plain_unit(at: ArraySource, name: str, n: LiveSize, f: LiveSize, act: Operator) -> Operator:
-    """A gated unit that all rows ask, without biases."""
+    """Build a gated unit that all rows go through, without biases."""
     return gated(lambda part, n, p: weight(at(f"{part}.weight", p, n).T), name, n, f, act)
 
 
 def asks_experts(config: Settings, l: int) -> bool:
-    """Whether layer l has experts, by SPARSE_KEYS: every so many have, but for those that are named."""
+    """True if layer l has experts, by SPARSE_KEYS: every `decoder_sparse_step`th layer has, except those in
+    `mlp_only_layers`."""
     return l not in config["mlp_only_layers"] and (l + 1) % config["decoder_sparse_step"] == 0
 
 
-# ---- what of a model one row reads
+# ---- the share of a model that one row reads
 
 def kept_columns(gate: Operator, kept: LiveSize | None = None) -> LiveSize:
-    """How many entries of a row are not 0 at most, in each head, where so many are of the rows that it is given."""
+    """Return an upper bound of the nonzero entries of a row, in each head, where the rows that the gate is given have
+    `kept` of them."""
     if kept is None: kept = gate.into.cols
     match gate.kind.name, gate.args:
         case "keep_top", (*_, k): return int(k)
@@ -101,7 +105,8 @@ def kept_columns(gate: Operator, kept: LiveSize | None = None) -> LiveSize:
 
 
 def gated_answers(term: Operator) -> tuple[Operator, Operator, LiveSize] | None:
-    """Answers, a head each, the gate that they are multiplied by and their number, where a term sums such."""
+    """Return answers, a head each, the gate that they are multiplied by and their number, where a term sums such; else
+    None."""
     if term.kind.name != "compose" or term.args[1] is not total or term.args[0].kind.name != "mul": return None
     for answers, columns in (term.args[0].args, term.args[0].args[::-1]):
         if columns.kind.name == "compose" and columns.args[1].splits:
@@ -110,14 +115,14 @@ def gated_answers(term: Operator) -> tuple[Operator, Operator, LiveSize] | None:
 
 
 def kept_share(gate: Operator) -> LiveSize:
-    """How many columns a gate keeps, of how many."""
+    """Return the share of its columns that a gate keeps."""
     return as_int(expression(kept_columns(gate)) / expression(gate.out.cols))
 
 
 def read_shares(model: Operator) -> dict[Data, LiveSize]:
-    """The share of each array's numbers that one row reads: of the experts, and of rows that a gate is multiplied by,
-    as many as the gate keeps; of others all."""
-    found: dict[Data, LiveSize] = {}
+    """Return the share of each array's numbers that one row reads: of the experts, and of rows that a gate is
+    multiplied by, as many as the gate keeps; of other arrays all."""
+    shares: dict[Data, LiveSize] = {}
     gates = {parts[1] for node in model.walk() if (parts := gated_answers(node))}
     seen: set[tuple[Operator, LiveSize, LiveSize]] = set()
     todo: list[tuple[Operator, LiveSize, LiveSize]] = [(model, 1, 1)]
@@ -126,8 +131,8 @@ def read_shares(model: Operator) -> dict[Data, LiveSize]:
         seen.add(at)
         node, count, share = at
         if node.out.heads != count: count, share = 1, 1     # a value that all heads read
-        for data in (each.base or each for each in node.attributes if isinstance(each, Data)):
-            found[data] = share if found.get(data, share) == share else 1
+        for data in (stored.base or stored for stored in node.attributes if isinstance(stored, Data)):
+            shares[data] = share if shares.get(data, share) == share else 1
         if parts := gated_answers(node):
             answers, gate, experts = parts
             todo += [(gate, 1, 1), (answers, experts, kept_share(gate))]
@@ -135,4 +140,4 @@ def read_shares(model: Operator) -> dict[Data, LiveSize]:
             gate, rows = node.args
             todo += [(gate, 1, 1), (rows, rows.out.heads, kept_share(gate))]
         else: todo += [(child, count, share) for child in node.children]
-    return found
+    return shares

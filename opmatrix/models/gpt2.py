@@ -45,7 +45,7 @@ from opmatrix.models.config import (
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
-Perceptron: TypeAlias = Callable[[str], Operator]           # by its name
+Perceptron: TypeAlias = Callable[[str], Operator]           # builds a perceptron by its name
 GPT2_KEYS = dict(
     vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
     max_position_embeddings=dimension().under("n_positions"), num_attention_heads=dimension().under("n_head"),
@@ -64,8 +64,8 @@ def gpt2(config: Settings, at: ArraySource) -> Operator:
 
 def stacked_layers(config: Settings, at: ArraySource,
                    unit: Callable[[int, Perceptron], Operator] | None = None) -> Operator:
-    """Layers of attention and of perceptrons, each behind a norm. `unit`: what layer l has in place of a perceptron; it
-    is given what makes one by its name."""
+    """Build layers of attention and of perceptrons, each behind a norm. `unit` builds the part of layer l that stands
+    in place of a perceptron; it is given a function that builds a perceptron by its name."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
     if not divides(h, n): raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
@@ -90,7 +90,7 @@ def stacked_layers(config: Settings, at: ArraySource,
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])
 
 
-MAX_SLOPES = (1 << 26) - 1                                  # positions times heads
+MAX_SLOPES = (1 << 26) - 1                                  # most positions times heads
 BLOOM = TensorNames("transformer.", table="word_embeddings.weight", head="lm_head.weight")
 # published configs have older names for some
 BLOOM_KEYS = dict(
@@ -120,12 +120,12 @@ def bloom(config: Settings, at: ArraySource) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
     def mixing(name: str) -> Operator:
-        """Queries, keys and values of one head lie side by side in one matrix."""
+        """Build attention; queries, keys and values of one head lie side by side in one matrix."""
         def mixed(x: Value) -> Value:
-            own = x @ linear(f"{name}.query_key_value", n, 3 * n) @ heads(h)
-            q, k, v = (own @ cols(part * d, (part + 1) * d, 3 * d) for part in range(3))
-            found: Value = product(q @ k.T * d ** -0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
-            return found
+            projected = x @ linear(f"{name}.query_key_value", n, 3 * n) @ heads(h)
+            q, k, v = (projected @ cols(part * d, (part + 1) * d, 3 * d) for part in range(3))
+            attended: Value = product(q @ k.T * d ** -0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
+            return attended
         return formula(mixed) @ linear(f"{name}.dense", n, n)
 
     def layer(i: int) -> Operator:

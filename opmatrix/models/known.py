@@ -1,5 +1,5 @@
 """Well-known models as they were published: configurations without weights, a table (opmatrix/models/known.json). A
-configuration is what a family takes; what programs of it would take is planned like that of any other
+configuration is the input of a family; the cost of its programs is planned like that of any other
 (`rewrites.search.planned.planned`)."""
 import json
 from copy import deepcopy
@@ -14,10 +14,10 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 class KnownModel(NamedTuple):
-    """A published model: where its sizes stand, how many parameters it was said to have, in the words that said so,
-    what of it is outside of the operator, and the configuration that its family takes. `activated`: how many parameters
-    it was said that a token reads, where these are fewer. `instead`: what the operator has in place of what was
-    published, and how many parameters `more` that is."""
+    """A published model: the source of its sizes, its number of parameters in the words of the publication, the parts
+    of it that are outside of the operator, and the configuration that its family takes. `activated`: the published
+    number of parameters that a token reads, where these are fewer. `instead`: the parts that the operator has in place
+    of published ones, and `more`, the number of parameters that these add."""
     source: str
     published: str
     outside: str
@@ -29,28 +29,28 @@ class KnownModel(NamedTuple):
 
 @cache
 def load_known() -> dict[str, KnownModel]:
-    """The models of the table, by name."""
-    return {name: KnownModel(**said) for name, said in json.loads(FILE.read_text("utf-8")).items()}
+    """Return the models of the table, by name."""
+    return {name: KnownModel(**fields) for name, fields in json.loads(FILE.read_text("utf-8")).items()}
 
 
 def names() -> tuple[str, ...]:
-    """What the models are called, families together, the smaller ones first."""
+    """Return the names of the models, families together, the smaller ones first."""
     return tuple(load_known())
 
 
 def is_known(name: str) -> bool:
-    """Whether a model of the table is called so, in any case of letters."""
+    """True if a model of the table has this name, in any case of letters."""
     return name.lower() in load_known()
 
 
 def find_known(name: str) -> KnownModel:
-    """The model of that name, in any case of letters. Raises InputError, which names those there are."""
+    """Return the model of that name, in any case of letters. Raises InputError, which lists the known names."""
     if is_known(name): return load_known()[name.lower()]
     raise InputError(f"{name}: no well-known model is called so; {suggest_name(name.lower(), names())}there are "
                      f"{', '.join(names())}; of any other give its config.json")
 
 
 def configuration(name: str) -> Settings:
-    """The configuration of a well-known model, as `promised`, `tensors` and `planned` take it; a copy. Raises
-    InputError for a name that there is not."""
+    """Return the configuration of a well-known model, as `promised`, `tensors` and `planned` take it; a copy. Raises
+    InputError for an unknown name."""
     return deepcopy(find_known(name).config)

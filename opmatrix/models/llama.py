@@ -1,4 +1,4 @@
-"""LLaMA (Touvron et al. 2023), which SmolLM is too, and what its descendants are made of."""
+"""LLaMA (Touvron et al. 2023), which SmolLM is too, and the parts that its descendants are made of."""
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import matmul
@@ -35,7 +35,7 @@ GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
 LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight",
                      positions=rope.held_positions, gguf=GGUF)
-PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
+PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # for GGUF files of LLaMA and of models under its name
 
 LLAMA_KEYS = dict(
     **{name: dimension() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
@@ -54,9 +54,9 @@ def llama(config: Settings, at: ArraySource) -> Operator:
 def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), normed: bool = False,
             where: Callable[[int], Pattern] = lambda l: sequence & causal,
             unit: Callable[[int, str], Operator] | None = None) -> Operator:
-    """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
-    products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees; `unit`: what
-    layer l has in place of a gated unit, by its name."""
+    """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
+    products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l;
+    `unit` builds the part of layer l that stands in place of a gated unit, by its name."""
     n, h = config["hidden_size"], config["num_attention_heads"]
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
     if d is None and not divides(h, n):
@@ -89,7 +89,7 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
 
 def gated(linear: Callable[[str, LiveSize, LiveSize], Operator], name: str, n: LiveSize, f: LiveSize,
           act: Operator) -> Operator:
-    """Units of which each has another for a gate: Shazeer 2020, eq. 5 and 6. `linear` gives a product by its name and
-    its sizes."""
+    """Build units that each have another one for a gate: Shazeer 2020, eq. 5 and 6. `linear` gives a product by its
+    name and its sizes."""
     gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
     return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)

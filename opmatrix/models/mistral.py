@@ -1,5 +1,5 @@
-"""Mistral (Jiang et al. 2023): a LLaMA that looks back no further than a window. Mixtral (Jiang et al. 2024): one whose
-gated units are experts, of which each token asks the best few."""
+"""Mistral (Jiang et al. 2023): a LLaMA that looks back no further than a window. Mixtral (Jiang et al. 2024): a Mistral
+whose gated units are experts, of which each token is routed to the best few."""
 from opmatrix.algebra.operators import ACTIVATIONS
 from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.term import Operator
@@ -15,11 +15,11 @@ def mistral(config: Settings, at: ArraySource) -> Operator:
 
 
 def looking_back(seen: int | None) -> Pattern:
-    """So many of the last tokens, or all of them."""
+    """Return the pattern by which a token sees the last `seen` tokens of its sequence up to itself, or all of them."""
     return sequence & causal & window(seen - 1) if seen else sequence & causal
 
 
-FIRST_NAMES = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # as files have called them since the first
+FIRST_NAMES = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # the names in files since the first release
 MIXTRAL = PAIRED._replace(
     spellings=((".mlp.gate.weight", ".block_sparse_moe.gate.weight"),),
     stacks={f".mlp.experts.{part}": (found := GATED[f"experts.{part}"])._replace(

@@ -1,5 +1,6 @@
-"""Pangu-alpha (Zeng et al. 2021): a GPT whose last layer asks by position. openPangu-Embedded: a LLaMA with biases.
-Pangu Pro MoE (Tang et al. 2025): one whose tokens ask the best expert of each of so many groups, and a shared one."""
+"""Pangu-alpha (Zeng et al. 2021): a GPT whose last layer has queries by position. openPangu-Embedded: a LLaMA with
+biases. Pangu Pro MoE (Tang et al. 2025): a LLaMA whose tokens are routed to the best expert of each group, and to a
+shared expert."""
 from functools import reduce
 from operator import matmul
 
@@ -50,7 +51,8 @@ def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     def by_position(name: str) -> Operator: return given("positions", positions) @ weight(at(name, positions, n))
 
     def layer(l: str, asking: Operator | None = None) -> Operator:
-        """Queries are of the normed states, or of what is `asking`; keys and values of the normed states."""
+        """Build a layer. Queries are of `asking` where it is given, else of the normed states; keys and values are of
+        the normed states."""
         normed = norm(f"{l}.ln_1")
         Q, K, V = (linear(f"{l}.attn.{part}_proj", n, n) for part in "qkv")
         mixed = attention((asking or normed) @ Q, normed @ K, normed @ V, h, sequence & causal)

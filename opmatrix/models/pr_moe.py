@@ -1,5 +1,5 @@
 """PR-MoE (Rajbhandari et al. 2022, section 4.1): a GPT-2 some of whose perceptrons have experts beside them, of which a
-token asks one; how much either counts is learned, and later layers may have more experts."""
+token is routed to one; the weight of either is learned, and later layers may have more experts."""
 from opmatrix.algebra.operators import ACTIVATIONS, affine, cols, share, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, StackNames, declares, whole, wrong
@@ -15,15 +15,15 @@ PR_MOE = GPT._replace(stacks={part.format(""): StackNames((part.format("#."),), 
 
 @declares(PR_MOE, **GPT2_KEYS, num_experts=EXPERT_COUNTS, expert_interval=whole(default=2))
 def pr_moe(config: Settings, at: ArraySource) -> Operator:
-    """Every so many layers have experts, each as many as the list says in its turn."""
+    """Every `expert_interval`th layer has experts; their numbers are the list `num_experts`, in order."""
     n, every, counts = (config[key] for key in ("hidden_size", "expert_interval", "num_experts"))
     if len(counts) != (wanted := config["num_hidden_layers"] // every):
         raise wrong("num_experts", counts, f"as long as there are layers with experts, {wanted}")
     f, act = config["intermediate_size"] or 4 * n, ACTIVATIONS[config["hidden_act"]]
 
     def chosen(name: str, count: int) -> Operator:
-        """One expert of each row, times its share; what experts add behind is the gate times the matrix of their
-        rows."""
+        """Build one expert of each row, times its share; the biases behind the experts are the gate times the matrix of
+        their rows."""
         gate = weight(at(f"{name}.deepspeed_moe.gate.wg.weight", count, n).T) @ best_shares(1)
         up = affine(at(f"{name}.{EXPERTS}.c_fc.weight", count, n, f), at(f"{name}.{EXPERTS}.c_fc.bias", count, 1, f))
         down = weight(at(f"{name}.{EXPERTS}.c_proj.weight", count, f, n))

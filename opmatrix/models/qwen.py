@@ -8,7 +8,7 @@ from opmatrix.models.config import ArraySource, Key, Settings, declares, dimensi
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
-LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # whether a layer has the window
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # true if a layer has the window
 LISTED = Key(f"a list of {' and '.join(LAYER_TYPES)}",
              lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in LAYER_TYPES for k in kinds))
 WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()), max_window_layers=whole(0, default=28),
@@ -16,7 +16,8 @@ WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()),
 
 
 def windows(config: Settings) -> Callable[[int], Pattern]:
-    """Whom each layer sees."""
+    """Return the pattern of each layer, as a function of the layer's number. Raises InputError for layer types that do
+    not fit."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
     if kinds is None: return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)

@@ -1,5 +1,6 @@
-"""Qwen2-MoE (Yang et al. 2024, section 2.2.2): a Qwen2 with experts in every so many layers, and one more that all
-tokens ask, behind a gate of its own. Qwen3-MoE (Yang et al. 2025): a Qwen3 with experts alone."""
+"""Qwen2-MoE (Yang et al. 2024, section 2.2.2): a Qwen2 with experts in every `decoder_sparse_step`th layer, and one
+more expert that all tokens go through, behind a gate of its own. Qwen3-MoE (Yang et al. 2025): a Qwen3 with experts
+alone."""
 from opmatrix.algebra.operators import ACTIVATIONS, sigmoid, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, dimension, flag, never, optional, whole
@@ -51,7 +52,7 @@ def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
 
 
 def routed_layer(config: Settings, at: ArraySource, name: str, count: int) -> Operator:
-    """The experts that the router chooses, whose shares are made to sum to one where the config says so."""
+    """Build the experts that the router chooses, whose shares are made to sum to one where the config says so."""
     experts = Experts(count, config["moe_intermediate_size"], config["num_experts_per_tok"])
     best = best_shares(experts.asked)
     gate = best @ renormalised() if config["norm_topk_prob"] else best

@@ -1,4 +1,5 @@
-"""RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
+"""RoPE as configs define it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became
+longer."""
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import Key, Settings, dimension, flag, one_of, optional, real, settings, wrong
 
 Frequencies: TypeAlias = NDArray[np.float64]
-MAX_TABLE_NUMBERS = 1 << 25                                 # numbers of a table: positions × columns that turn
+MAX_TABLE_NUMBERS = 1 << 25                                 # most numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
 ROPE_KEYS = dict(rope_theta=real(1, 1e12, DEFAULT_BASE), partial_rotary_factor=real(0, 1, 1.0),
                  rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(dimension()))
@@ -22,12 +23,12 @@ def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequen
 
 
 def interpolate(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
-    """Positions that lie closer: Chen et al. 2023, eq. 4."""
+    """Move positions closer together: Chen et al. 2023, eq. 4."""
     return turns / said["factor"], 1.0
 
 
 def llama3(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
-    """Slow columns turn slower, quick ones as before, those between by a mean: LLaMA 3.1 (Grattafiori et al. 2024)."""
+    """Turn slow columns slower, quick ones as before, those between by a mean: LLaMA 3.1 (Grattafiori et al. 2024)."""
     low, high = said["low_freq_factor"], said["high_freq_factor"]
     if low >= high: raise wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
     rounds = said["original_max_position_embeddings"] * turns / (2 * np.pi)
@@ -36,7 +37,7 @@ def llama3(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies
 
 
 def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
-    """Frequencies scaled by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
+    """Scale frequencies by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
     22."""
     columns, original = 2 * len(turns), said["original_max_position_embeddings"]
     if base <= 1: raise wrong("rope_theta", base, "more than 1")
@@ -58,7 +59,7 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
 
 FACTOR = dict(factor=real(1, 1e6))
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
-ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what gives the frequencies, and its keys
+ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # rope_type -> function of the frequencies, its keys
     "default": (keep_turns, {}), "linear": (interpolate, FACTOR),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (yarn, FACTOR | dict(
@@ -68,56 +69,56 @@ ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # by rope_type: what
 
 
 def rope(config: Settings, d: LiveSize) -> Operator:
-    """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config. Its tables are
+    """Build the rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config. Its tables are
     promised where a size that they depend on has a name."""
-    said, positions = rotation_settings(config), config["max_position_embeddings"]
+    stated, positions = rotation_settings(config), config["max_position_embeddings"]
     original = config["original_max_position_embeddings"] or positions
-    kind = settings(said, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
+    kind = settings(stated, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
     frequencies, keys = ROPE_TYPES[kind]
     plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
-    if config["original_max_position_embeddings"]: said["original_max_position_embeddings"] = original
-    found = settings(said, keys | plain | dict(original_max_position_embeddings=dimension(original)))
-    turning = share_of(d, found["partial_rotary_factor"])
+    if config["original_max_position_embeddings"]: stated["original_max_position_embeddings"] = original
+    values = settings(stated, keys | plain | dict(original_max_position_embeddings=dimension(original)))
+    turning = share_of(d, values["partial_rotary_factor"])
     if not turning or not divides(2, turning):
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
     if certain(positions * turning > MAX_TABLE_NUMBERS): positions = MAX_TABLE_NUMBERS // turning
-    base = found["rope_theta"]
+    base = values["rope_theta"]
     rotation: Operator
-    if not all(isinstance(each, int) for each in (positions, turning, found["original_max_position_embeddings"])):
-        frequencies(np.ones(1), base, found | dict(original_max_position_embeddings=1))       # what it refuses
-        rotation = rotate(*promised_tables(positions, turning, **tell_apart(found, kind, keys)), as_int(d - turning))
+    if not all(isinstance(number, int) for number in (positions, turning, values["original_max_position_embeddings"])):
+        frequencies(np.ones(1), base, values | dict(original_max_position_embeddings=1))       # it may raise
+        rotation = rotate(*promised_tables(positions, turning, **tell_apart(values, kind, keys)), as_int(d - turning))
         return rotation
-    turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)
+    turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, values)
     angles = np.outer(np.arange(positions), turns)
     rotation = rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)
     return rotation
 
 
 def rotation_settings(config: Settings) -> dict[str, object]:
-    """The settings of a rotation, from wherever a config has them."""
-    said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
-    said |= config["rope_scaling"] or config["rope_parameters"] or {}
-    said.setdefault("rope_type", said.get("type"))          # its older name
-    return said
+    """Return the settings of a rotation, from wherever a config has them."""
+    stated = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
+    stated |= config["rope_scaling"] or config["rope_parameters"] or {}
+    stated.setdefault("rope_type", stated.get("type"))          # its older name
+    return stated
 
 
 def held_positions(config: Settings) -> int:
-    """The positions of a model that its tables hold: of contexts of millions of tokens the first, as many as fit into
-    memory, which serve shorter texts as well."""
+    """Return how many positions of a model its tables hold: of contexts of millions of tokens the first, as many as fit
+    into memory, which serve shorter texts as well."""
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     turning = int(width * (rotation_settings(config)["partial_rotary_factor"] or 1))
     return int(min(config["max_position_embeddings"], MAX_TABLE_NUMBERS // max(turning, 1)))
 
 
 def share_of(d: LiveSize, factor: float) -> LiveSize:
-    """So much of d columns, in whole ones."""
+    """Return the share `factor` of d columns, as a whole number."""
     if isinstance(d, int): return int(d * factor)
     if factor == 1: return d                                # a head's columns are whole, if h/a is not known to be
     return as_int(sympy.floor(expression(d) * sympy.Rational(str(factor))))
 
 
 def tell_apart(found: Settings, kind: str, keys: Mapping[str, Key]) -> dict[str, object]:
-    """What the numbers of tables depend on besides their shape; nothing of the usual ones."""
-    said = {} if found["rope_theta"] == DEFAULT_BASE else dict(rope_theta=found["rope_theta"])
-    if kind == "default": return said
-    return said | dict(rope_type=kind) | {name: found[name] for name in (*keys, "original_max_position_embeddings")}
+    """Return the settings that the numbers of tables depend on besides their shape; empty for the usual ones."""
+    unusual = {} if found["rope_theta"] == DEFAULT_BASE else dict(rope_theta=found["rope_theta"])
+    if kind == "default": return unusual
+    return unusual | dict(rope_type=kind) | {name: found[name] for name in (*keys, "original_max_position_embeddings")}

@@ -81,8 +81,9 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
 
 
 def read_pattern(config: Settings) -> Pattern:
-    """Who sees whom; within sequences."""
-    try: found = parse(config["mask"])
+    """Read the pattern of a config. Raises InputError for a text that is none, and for a pattern that leaves its
+    sequence."""
+    try: pattern = parse(config["mask"])
     except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error
-    if found.within: return found
+    if pattern.within: return pattern
     raise wrong("mask", config["mask"], "a pattern that looks within sequences: begin it with 'sequence & '")

@@ -1,1 +1,1 @@
-"""How programs run: what a value is, what a kernel is, the table of kernels, where buffers lie."""
+"""The runtime of programs: values, kernels, the table of kernels, the placement of buffers."""

@@ -1,8 +1,9 @@
-"""What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
+"""Interpretation of terms that no kernel computes: a term as text that a program can hold, evaluated in float64 and
+rounded once.
 
 A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th
-value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Kinds
-and monoids of one's own are called by name and digest."""
+value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array.
+Custom kinds and monoids are named by name and digest."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
-    """A term as text over values that stand for some of its parts, and the arrays that it speaks of."""
+    """Return a term as text over values that stand for some of its parts, and the arrays that it contains."""
     nodes: list[list[Any]] = []
     arrays: list[Data] = []
     numbers: dict[Operator, int] = {}
@@ -45,11 +46,11 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
     def add(node: Operator) -> int:
         if node not in numbers:
-            made = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])] if node in values
-                    else
-                    [name_kind(node.kind), [add(child) for child in node.children],
-                     [attribute(a) for a in node.attributes]])
-            nodes.append(made)
+            entry = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])]
+                     if node in values else
+                     [name_kind(node.kind), [add(child) for child in node.children],
+                      [attribute(a) for a in node.attributes]])
+            nodes.append(entry)
             numbers[node] = len(nodes) - 1
         return numbers[node]
 
@@ -58,38 +59,40 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
 
 def is_writable(term: Operator) -> bool:
-    """Whether a term can be written: a pattern that nobody declared by a name has no text."""
-    return all(each.stated for node in term.walk() for each in node.attributes if isinstance(each, Pattern))
+    """True if a term can be written: a pattern that was not declared by a name has no text."""
+    return all(attribute.stated
+               for node in term.walk() for attribute in node.attributes if isinstance(attribute, Pattern))
 
 
 @dataclass(frozen=True, eq=False)
 class AtValues(DenseReading):
-    """Whole arrays, where symbols stand for the values of a step."""
+    """Whole arrays, in which symbols stand for the values of a step."""
     values: Sequence[Doubles] = field(default=())
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Self:
-        found = self.values[int(name[1:])]
-        return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
+        value = self.values[int(name[1:])]
+        return replace(self, value=value, batch=needed(self.batch, name).space(str(out.rows), value.shape[-2]))
 
 
 def shape(a: Arguments) -> Shape:
-    """What a step gives, of shapes of its values."""
+    """Return the shape of a step's result, from the shapes of its values."""
     values, arrays = split_operands(a)
     shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
-    found = measured(parse_operator(a.term, shapes, arrays), shapes)
-    if not isinstance(found.heads, int) or not isinstance(found.cols, int) or not isinstance(found.rows, Space):
-        raise ShapeError(f"term: it gives {found}, no rows of a space and of known size")
-    return found
+    result = measured(parse_operator(a.term, shapes, arrays), shapes)
+    if not isinstance(result.heads, int) or not isinstance(result.cols, int) or not isinstance(result.rows, Space):
+        raise ShapeError(f"term: it gives {result}, no rows of a space and of known size")
+    return result
 
 
 def exact(a: Arguments) -> Doubles:
-    """What a step means: rows x columns, or rows x heads x columns."""
+    """Compute the meaning of a step: rows x columns, or rows x heads x columns."""
     values, arrays = split_operands(a)
     turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(as_float64, values)]
     shapes = [Shape(len(value) if value.ndim == 3 else 1, T, value.shape[-1]) for value in turned]
     x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)
-    found = read(parse_operator(a.term, shapes, arrays), x, {}).array
-    return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 and len(found) > 1 else found.reshape(found.shape[-2:]))
+    result = read(parse_operator(a.term, shapes, arrays), x, {}).array
+    return np.asarray(
+        result.swapaxes(0, 1) if result.ndim == 3 and len(result) > 1 else result.reshape(result.shape[-2:]))
 
 
 def as_float64(value: object) -> Doubles: return np.asarray(value, np.float64)

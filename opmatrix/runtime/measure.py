@@ -1,4 +1,5 @@
-"""Measuring programs: interleaved, so that what disturbs one disturbs all; and what a call allocates."""
+"""Measuring programs: interleaved, so that a disturbance affects all of them; and measuring the memory that a call
+allocates."""
 import gc
 import time
 import tracemalloc
@@ -17,10 +18,10 @@ Seconds = dict[str, list[float]]
 def measure(programs: Mapping[str, Any], batches: Sequence[object], rounds: int = 20, warm: int = 2,
             progress: Callable[[int, int], None] = lambda done, of: None,
             shares: Sequence[float] | None = None) -> Seconds:
-    """Seconds that each program takes for all batches, or for the mean of batches with these shares, one number a
-    round. A program has `run(batch)`, or is called.
+    """Return the seconds that each program takes for all batches, or for the mean of batches with these shares, one
+    number a round. A program has `run(batch)`, or is called.
 
-    In every round each program runs each batch once, one after the other, in an order that turns from round to round;
+    In every round each program runs each batch once, one after the other, in an order that rotates from round to round;
     `warm` rounds before are not counted. progress(done, of) is called after each round."""
     if not programs or not batches or rounds < 1:
         raise ValueError(f"measure: {len(programs)} programs, {len(batches)} batches and {rounds} rounds: give some")
@@ -39,11 +40,11 @@ def measure(programs: Mapping[str, Any], batches: Sequence[object], rounds: int 
 
 
 def seconds(call: Callable[..., object], batch: object) -> float:
-    """How long one call takes; its result is dropped outside of that."""
+    """Return the seconds of one call; its result is dropped after the clock stops."""
     start = time.perf_counter()
-    kept = call(batch)
+    result = call(batch)
     end = time.perf_counter()
-    del kept
+    del result
     return end - start
 
 
@@ -52,7 +53,7 @@ def rotate_order(names: list[str], by: int) -> list[str]: return names[by % len(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the garbage collector, as timeit does."""
+    """Disable the garbage collector inside, as timeit does."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -63,8 +64,8 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Garbage is gone, and what is left is not looked through again meanwhile: after a search there is so much of it
-    that looking takes longer than a program's runs. What somebody froze stays as it is."""
+    """Collect garbage before, and freeze the remaining objects inside: after a search there are so many that scanning
+    them takes longer than a program's runs. Objects that a caller has frozen stay frozen."""
     gc.collect()
     frozen = gc.get_freeze_count()
     if not frozen: gc.freeze()
@@ -74,40 +75,40 @@ def collected() -> Iterator[None]:
 
 
 def medians(taken: Seconds) -> dict[str, float]:
-    """The median round of each program, in seconds."""
+    """Return the median round of each program, in seconds."""
     return {name: median(times) for name, times in taken.items()}
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """What a quarter of the values stays below, and a quarter above."""
+    """Return the lower and the upper quartile of the values."""
     low, _, high = quantiles(values if len(values) > 1 else [*values, *values], n=4, method="inclusive")
     return low, high
 
 
 def noisy(repeats: Sequence[Sequence[float]]) -> bool:
-    """Whether differences in seconds between two programs, by repeat and round, do not say which is faster: quartiles
-    of all rounds lie on both sides of 0, or medians of repeats do."""
-    ends = *quartiles([each for rounds in repeats for each in rounds]), *map(median, repeats)
+    """True if differences in seconds between two programs, by repeat and round, do not show which is faster: quartiles
+    of all rounds are on both sides of 0, or medians of repeats are."""
+    ends = *quartiles([difference for rounds in repeats for difference in rounds]), *map(median, repeats)
     return min(ends) <= 0 <= max(ends)
 
 
 def ratio(taken: Seconds, name: str, base: str) -> float:
-    """The median over rounds of name's time over base's in the same round: below 1 where name is faster."""
+    """Return the median over rounds of name's time over base's in the same round: below 1 if name is faster."""
     return median(a / b for a, b in zip(taken[name], taken[base], strict=True))
 
 
 def peak(program: "Program", batch: "Given", runs: int = 1) -> int:
-    """The most bytes that a call holds at a time beyond what was held before; of so many runs the most."""
+    """Return the most bytes that a call holds at a time beyond those held before; the most over `runs` runs."""
     return most_held(partial(program.run, batch), program.schedule.forget, runs)
 
 
 def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int = 1) -> int:
-    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it);
-    of so many calls the most.
+    """Return the most bytes that a call holds at a time beyond those held before, as tracemalloc counts (numpy reports
+    to it); the most over `runs` calls.
 
-    It is called once before, so that compiling, first imports and what Python itself keeps are not counted; buffers
-    that calls hand on to one another are given back before each: those of all, and what `forget` gives back. No garbage
-    is looked for meanwhile, so none that was there before goes while a call is measured."""
+    It is called once before, so that compiling, first imports and objects that Python itself keeps are not counted.
+    Buffers that calls pass on to one another are released before each: the shared ones, and those that `forget`
+    releases. The garbage collector is off, so no older garbage is freed while a call is measured."""
     from formats.kernels.engine.launch import ARENA
     running, was = tracemalloc.is_tracing(), gc.isenabled()
     if not running: tracemalloc.start()
@@ -120,9 +121,9 @@ def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int 
             forget()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
-            kept = call()
+            result = call()
             most = max(most, tracemalloc.get_traced_memory()[1] - before)
-            del kept
+            del result
         return most
     finally:
         if was: gc.enable()

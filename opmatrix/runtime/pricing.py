@@ -1,5 +1,5 @@
-"""What machines price for programs: the products and stages of formats, every kernel that is declared, and how a run
-begins. Whoever prices, calibrates or searches takes the catalogue from here and hands it over."""
+"""Prices of machines for programs: the products and stages of formats, every declared kernel, and the start of a run.
+Code that prices, calibrates or searches takes the catalogue from here."""
 from collections.abc import Callable
 from functools import partial
 
@@ -16,25 +16,26 @@ from opmatrix.runtime.program import Program, Step
 
 
 def catalogue() -> Catalogue:
-    """The prices of formats and of all kernels that are declared by now."""
+    """Return the prices of formats and of all kernels that are declared by now."""
     prices = {name: price for kernel in KERNELS.values() for name, price in kernel.prices.items()}
     return Catalogue({**FORMAT_CATALOGUE.prices, **prices}, (begin_run,), FORMAT_CATALOGUE.optional)
 
 
 def begin_run(sentences: int) -> Callable[[], object]:
-    """A run of a program that gathers a row of each sentence: Python before it and after it is all that takes time."""
+    """Return a run of a program that gathers a row of each sentence: only Python before it and after it takes time."""
     table = FORMATS["dense"].pack(np.ones((1, 16), np.float32))
     program = Program([Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x")], {"table": table}, "x")
     batch = Batch([[0]] * sentences)
-    program.run(batch)                                      # compiles
+    program.run(batch)                                      # compiles its kernels
     return partial(program.run, batch)
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model for all kernels: read from the cache, else begun and kept there."""
+    """Return this machine's model for all kernels: read from the cache, else begun and stored there."""
     return local_machine(catalogue(), progress)
 
 
 def datasheet(name: str) -> datasheets.Datasheet:
-    """A machine that nobody here has measured, by its name, for all kernels; ValueError names those there are."""
+    """Return a machine that was not measured here, by its name, for all kernels. Raises ValueError that names the known
+    ones."""
     return datasheets.datasheet(name, catalogue())

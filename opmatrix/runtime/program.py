@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 ExactRows = NDArray[np.float64]
 Constant = Format | Stacked | Numeric
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
-OUTPUT = "output"                                           # the name of an output that nobody named
-ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
+OUTPUT = "output"                                           # the name of an output without one
+ARRAY = {"format": "array"}                                 # the entry of a constant without a format
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Step:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
 
     def show(self, constants: Mapping[str, Constant]) -> str:
-        """A line of Python; a weight is followed by its format and shape."""
-        said = [f"{name}={ref}{kind(constants.get(ref))}" for name, ref in self.operands.items()]
-        said += [f"{name}={json.dumps(value)}" for name, value in self.attributes.items()]
-        return f"{self.output} = {self.kernel}({', '.join(said)})"
+        """Return a line of Python; a weight is followed by its format and shape."""
+        parts = [f"{name}={ref}{kind(constants.get(ref))}" for name, ref in self.operands.items()]
+        parts += [f"{name}={json.dumps(value)}" for name, value in self.attributes.items()]
+        return f"{self.output} = {self.kernel}({', '.join(parts)})"
 
 
 class ById(Mapping[int, Numeric]):
-    """Arrays by the id of the constant that they stand for, each made when it is asked for."""
+    """Arrays by the id of the constant that they stand for, each made when it is used."""
 
     def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Numeric]) -> None:
         self.names, self.arrays = {id(constants[name]): name for name in arrays}, arrays
@@ -73,32 +73,31 @@ class ById(Mapping[int, Numeric]):
 
 
 class Profile(NamedTuple):
-    """Seconds of whole runs, one number a round, and of each step in them, by the name of what it gives; views take
-    none, and are left out."""
+    """Seconds of whole runs, one number a round, and of each step in them, by the name of its result; views take no
+    time, and are left out."""
     runs: list[float]
     steps: dict[str, list[float]]
 
 
 class Program(Reopened):
-    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token,
-    or, where it pools them, one a sentence, or one of a space of the batch's own.
+    """Steps over constants: float32 rows from a batch of sentences, any number of them of any length: one a token, or
+    one a sentence if it pools them, or one of a custom space of the batch.
 
-    `outputs` names the value that it gives, or several by name, of which the first is what a run gives. `inputs` are
-    matrices that enter beside what every batch has; `state` has for an input in space C the value that is its next one:
-    such a program is run by a session (`start`). `signature` says all of them with space, columns, heads and number
-    type.
+    `outputs` names its result, or several by name, of which a run returns the first. `inputs` are matrices that it
+    reads besides the fields of every batch. `state` names, for an input in space C, its next value: such a program is
+    run by a session (`start`). `signature` lists all of them with space, columns, heads and number type.
 
-    It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
+    It cannot be changed and keeps no data of a call, so threads may share it; the same batch gives the same bits.
     `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.inference.pooling),
-    certificate, whatever belongs to it. Constants may lie anywhere, as they do in mapped files: what does not begin at
-    a multiple of a number's size is copied once. Raises ValueError, which names the step, for an unknown kernel,
-    operand, attribute or shape that does not fit."""
+    certificate, and other entries. Constants may be stored anywhere, as in mapped files: one that does not begin at a
+    multiple of a number's size is copied once. Raises ValueError, which names the step, for an unknown kernel, operand,
+    attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
                  meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.steps = tuple(steps)
-        self.constants = MappingProxyType({name: read_constant(name, each) for name, each in constants.items()})
+        self.constants = MappingProxyType({name: read_constant(name, constant) for name, constant in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
         self.inputs = tuple(replace(port, infinite=port.infinite or ()) for port in inputs)
@@ -108,12 +107,12 @@ class Program(Reopened):
 
     @property
     def output(self) -> str:
-        """The value that a run gives: its first output."""
+        """The value that a run returns: its first output."""
         return next(iter(self.outputs.values()))
 
     @cached_property
     def signature(self) -> Signature:
-        """What it reads and gives, by name."""
+        """Its inputs, outputs and state, by name."""
         limits, relations = least_limits(self.schedule.calls), dict[str, None]()
         for call in self.schedule.calls:
             relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
@@ -122,84 +121,86 @@ class Program(Reopened):
                          self.state)
 
     def run(self, batch: Given) -> Floats:
-        """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`.
-        Takes a Batch or a list of rows of token ids; raises ValueError where there is no sentence, one is empty, or an
-        id is outside its table. Says once that a text is longer than any that the program was verified on."""
+        """Run the program: (T, n), one row a token, sentences one after another; (S, n), one a sentence, if the program
+        is `pooled`. Takes a Batch or a list of rows of token ids. Raises ValueError if there is no sentence, one is
+        empty, or an id is outside its table. Tells the user once that a text is longer than any that the program was
+        verified on."""
         return self.run_outputs(batch)[0]
 
     __call__ = run
 
     def run_all(self, batch: Given) -> dict[str, Floats]:
-        """Every output by name, as one run gives them; those that are one value are one array. Raises as `run`
+        """Run the program and return every output by name; outputs that are one value are one array. Raises as `run`
         does."""
         return dict(zip(self.outputs, self.run_outputs(batch), strict=True))
 
     def run_outputs(self, batch: Given) -> list[Floats]:
-        """The outputs of a run, in turn."""
-        check_numbers(self, given := batched(batch), found := self.schedule.run(given))
-        mention_length(self, given)
-        return found
+        """Return the outputs of a run, in order."""
+        check_numbers(self, as_batch := batched(batch), outputs := self.schedule.run(as_batch))
+        mention_length(self, as_batch)
+        return outputs
 
     @cached_property
     def longest_verified(self) -> int | None:
-        """Tokens of the longest text that it was verified on; None without a certificate."""
-        kept = self.meta.get("certificate")
-        return longest_seen(kept) if isinstance(kept, Mapping) else None
+        """The tokens of the longest text that it was verified on; None without a certificate."""
+        certificate = self.meta.get("certificate")
+        return longest_seen(certificate) if isinstance(certificate, Mapping) else None
 
     def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
               rounded: bool = True) -> ExactRows:
-        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
-        that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
-        weight by its (n, p) matrix: those of a program made before any rounding, say."""
+        """Compute (T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the reference of
+        `run`. A kernel that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be
+        replaced by name, a weight by its (n, p) matrix: by those of a program made before any rounding, for example."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
     def exact_all(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
                   rounded: bool = True) -> dict[str, ExactRows]:
-        """What `exact` gives of every output by name, and of the next value of every piece of state by the name of its
+        """Compute, as `exact` does, every output by name, and the next value of every piece of state by the name of its
         input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
-        found, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
-        state = {schedule.ports[i].name: found[behind] for i, behind in schedule.state.items()}
-        return dict(zip(self.outputs, map(found.__getitem__, schedule.results), strict=True)) | state
+        values, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
+        state = {schedule.ports[i].name: values[behind] for i, behind in schedule.state.items()}
+        return dict(zip(self.outputs, map(values.__getitem__, schedule.results), strict=True)) | state
 
     def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, ExactRows]]:
-        """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they
-        differ by is what the kernel itself rounds."""
-        for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
-            yield step, found, exact
+        """Yield each step of a run with its result and, in float64, the meaning of its kernel for the same operands:
+        their difference is the rounding of the kernel itself."""
+        for step, (result, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
+            yield step, result, exact
 
     def start(self, capacity: int, exact: bool = False, rewinds: int | None = None) -> "Session":
-        """The session of a program with state (opmatrix.inference.cached): caches of so many rows, for any number of
-        sequences. `exact`: float64, by the meanings of the kernels. Where no row sees further behind than a window,
-        rows behind it are given back, but for so many `rewinds` that a sequence may always go back, 64 where none are
-        given. Raises InputError for a program without state."""
+        """Start a session of a program with state (opmatrix.inference.cached): caches of `capacity` rows, for any
+        number of sequences. `exact`: float64, by the meanings of the kernels. If no row sees further behind than a
+        window, rows behind it are given back, except for `rewinds` rows that a sequence may always go back, 64 by
+        default. Raises InputError for a program without state."""
         from opmatrix.inference.session import REWINDS, Session
         return Session(self, capacity, exact, REWINDS if rewinds is None else rewinds)
 
     def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
               truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
-        """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says
-        nothing, the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
+        """Return (S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint declares; by
+        default the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
         a file with one a line; beside the result memory holds a chunk of them. `progress` is called with (done, of);
-        True draws a bar for many texts on a terminal. A text that is too long is cut, special tokens kept, where the
-        checkpoint has a max_seq_length; `truncate` True cuts it in any case, False never. With `skip_bad` a text that
-        cannot be embedded has a row of NaN. Raises InputError for a text that is too long or none, a file that cannot
-        be read, and a program that was saved without a tokenizer."""
+        True draws a bar for many texts on a terminal. A text that is too long is truncated, special tokens kept, if the
+        checkpoint has a max_seq_length; `truncate` True truncates it in any case, False never. With `skip_bad` a text
+        that cannot be embedded has a row of NaN. Raises InputError for a text that is too long or not a text, a file
+        that cannot be read, and a program that was saved without a tokenizer."""
         return embed_texts(self, texts, rows, progress, truncate, skip_bad)
 
     def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,
                skip_bad: bool = False) -> Iterator[Floats]:
-        """What `embed` gives in blocks (count, n), one after another, in the order of the texts."""
+        """Yield the embeddings of `embed` in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
 
     def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
                  top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
                  cache: str | None = None) -> "list[Reply]":
-        """What follows each prompt, a text or token ids: `text`, `ids`, and why it `ended`. Several are generated at
-        once, and each has the tokens that it has alone; prompt i is alone with seed + i. How a token is chosen:
-        opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half the bytes.
-        Raises InputError for what is no language model's, no choice, and a prompt that is empty or leaves no room."""
+        """Generate a reply to each prompt, a text or token ids: `text`, `ids`, and the reason why it `ended`. Several
+        are generated at once, and each has the tokens that it has alone; prompt i is alone with seed + i. The choice of
+        tokens: see opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half
+        the bytes. Raises InputError if this is no language model, for an invalid choice of tokens, and for a prompt
+        that is empty or leaves no room."""
         from opmatrix.inference.generation import generate
         from opmatrix.inference.sampling import Sampling
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
@@ -207,51 +208,54 @@ class Program(Reopened):
     def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
                     top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None
                     ) -> Iterator[str]:
-        """What follows a prompt, piece by piece, in whole characters, as `generate` gives it. Raises as that does."""
+        """Yield the reply to a prompt, piece by piece, in whole characters, as `generate` returns it. Raises as that
+        does."""
         from opmatrix.inference.generation import stream_reply
         from opmatrix.inference.sampling import Sampling
         return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     @property
     def decoder(self) -> "Program":
-        """The program with state of the same steps (opmatrix.inference.cached)."""
+        """The program with state that has the same steps (opmatrix.inference.cached)."""
         return self.decode_with()
 
     def decode_with(self, number: str | None = None) -> "Program":
-        """The decoder whose caches hold numbers of this type; of none, of those that it rounds to. Made once."""
+        """Return the decoder whose caches hold numbers of this type; None: of the types that the program rounds to.
+        Made once."""
         from opmatrix.inference.cached import cached
-        made: dict[str | None, Program] = vars(self).setdefault("decoders", {})
-        if number not in made: made[number] = cached(self, number)
-        return made[number]
+        decoders: dict[str | None, Program] = vars(self).setdefault("decoders", {})
+        if number not in decoders: decoders[number] = cached(self, number)
+        return decoders[number]
 
     @property
     def space(self) -> str:
-        """The space of the rows that a run gives."""
+        """The space of the rows that a run returns."""
         return next(iter(self.schedule.outputs.values())).space
 
     @property
     def pooled(self) -> bool:
-        """Whether it gives one row a sentence, and not one a token."""
+        """True if it gives one row a sentence, and not one a token."""
         return self.space == str(S)
 
     def starts(self, batch: Batch) -> NDArray[np.int64]:
-        """Where sentences' rows begin in what it gives, and their end; of another space each row is its own."""
+        """Return the offsets of sentences' rows in its result, and their end; in another space each row is its own
+        sentence."""
         if self.space == str(T): return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
     def vectors(self, batch: Batch) -> Floats:
-        """(S, n): an embedding for each sentence, pooled by the program, or as `pooling` says. Raises InputError where
-        the model answers by a head that its rows are without."""
+        """Return (S, n): an embedding for each sentence, pooled by the program, or by `pooling`. Raises InputError if
+        the model answers by a head that the program does not have."""
         if self.pooled: return self.run(batch)
         if head := self.meta.get("head"):
             raise InputError(f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
                              "answers: take the rows, program.run(program.tokenizer.encode(texts))")
-        found: Floats = self.pooling(self.run(batch), batch.starts)
-        return found
+        vectors: Floats = self.pooling(self.run(batch), batch.starts)
+        return vectors
 
     @cached_property
     def pooling(self) -> Pooling:
-        """What makes one embedding of a text's rows, from `meta`. Raises InputError for what is none."""
+        """The pooling of a text's rows into one embedding, from `meta`. Raises InputError for an invalid entry."""
         return Pooling.parsed(self.meta.get("pooling"), "meta: pooling")
 
     @cached_property
@@ -259,65 +263,66 @@ class Program(Reopened):
         """The model's tokenizer, from the text in `meta`."""
         return read_tokenizer(self.meta)
 
-    # ---- what it costs
+    # ---- its cost
 
     def profile(self, batch: Given, rounds: int = 15) -> "Profile":
-        """Seconds of runs, and of each step inside them: looked at by native code between its stages, so they add up to
-        the run but for what Python does before and after. Raises as `run` does, and RuntimeError where native code
-        finds no clock."""
+        """Return the seconds of runs, and of each step inside them: measured by native code between its stages, so they
+        add up to the run except for the time of Python before and after. Raises as `run` does, and RuntimeError if
+        native code finds no clock."""
         from opmatrix.runtime.measure import seconds, undisturbed
-        given, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
+        as_batch, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
         inside: list[dict[int, float]] = []
         with undisturbed():
-            self.schedule.timed(given)                      # compiles, and is not counted
-            runs = [seconds(lambda batch: inside.append(self.schedule.timed(batch)), given) for _ in range(rounds)]
-        return Profile(runs, {names[step]: [each[step] for each in inside] for step in inside[0]})
+            self.schedule.timed(as_batch)                   # compiles, and is not counted
+            runs = [seconds(lambda batch: inside.append(self.schedule.timed(batch)), as_batch) for _ in range(rounds)]
+        return Profile(runs, {names[step]: [times[step] for times in inside] for step in inside[0]})
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the constants, exactly."""
+        """The bytes of the constants, exactly."""
         return sum(constant.nbytes for constant in self.constants.values())
 
     def peak_bytes(self, batch: Given | Extents) -> int:
-        """Bytes that a call needs for its result and buffers; of a batch, or of extents. Buffers are kept for the next
-        call, of any program. Raises as `extents` does."""
+        """Return the bytes that a call needs for its result and buffers, for a batch or for extents. Buffers are kept
+        for the next call, of any program. Raises as `extents` does."""
         extents = self.extents(batch)
         return self.schedule.peak(extents, None if isinstance(batch, Extents) else batched(batch).starts)
 
     def cost(self, batch: Given | Extents) -> Costs:
-        """The machine's kernels that a run calls, in order, each with its sizes: formulas where extents are symbols.
-        Raises as `extents` does."""
+        """Return the machine's kernels that a run calls, in order, each with its sizes: formulas if extents are
+        symbols. Raises as `extents` does."""
         return self.schedule.cost(self.extents(batch))
 
     def extents(self, batch: Given | Extents) -> Extents:
-        """The extents of a batch, with the patterns of this program; given extents as they are. A step may lack one:
-        ValueError. Raises TypeError for two numbers."""
-        if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
+        """Return the extents of a batch, with the patterns of this program; extents are returned as they are. Raises
+        ValueError if a step lacks an extent, TypeError for two numbers."""
+        if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(number, int | float) for number in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
                             f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
         return batch if isinstance(batch, Extents) else self.schedule.extents(batched(batch), self.patterns)
 
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
-        """Who sees whom in its steps, each pattern once."""
-        return tuple(dict.fromkeys(each for call in self.schedule.calls for each in call.kernel.sees(call.bound)))
+        """The patterns by which rows see others in its steps, each once."""
+        return tuple(dict.fromkeys(pattern for call in self.schedule.calls for pattern in call.kernel.sees(call.bound)))
 
-    # ---- what it is
+    # ---- its identity
 
     def over(self, steps: Iterable[Step], constants: Mapping[str, Constant] | None = None) -> "Program":
-        """Other steps with the same signature and meta, over the same constants where no others are given."""
+        """Return a program of other steps with the same signature and meta, over the same constants unless others are
+        given."""
         held = self.constants if constants is None else constants
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
     def replace(self, **meta: object) -> "Program":
-        """A program that differs in entries of meta; constants are shared. A certificate is of one program: what
-        makes it another one takes the certificate away."""
+        """Return a program that differs in entries of meta; constants are shared. A certificate belongs to one program:
+        any other change removes it."""
         same = meta.keys() <= {"certificate"}
-        kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
-        found = Program(self.steps, self.constants, self.outputs, {**kept, **meta}, inputs=self.inputs,
+        entries = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
+        program = Program(self.steps, self.constants, self.outputs, {**entries, **meta}, inputs=self.inputs,
                         state=self.state)
-        if same and "hash" in vars(self): found.hash = self.hash
-        return found
+        if same and "hash" in vars(self): program.hash = self.hash
+        return program
 
     @cached_property
     def hash(self) -> str:
@@ -326,8 +331,8 @@ class Program(Reopened):
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
-        """Everything but the arrays and the certificate, as JSON. Of a program with one output and nothing that enters
-        as such programs always had it, so its hash is what it was."""
+        """Return everything but the arrays and the certificate, as JSON. A program with one output and without inputs
+        has the form of earlier versions, so its hash is unchanged."""
         return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
                 "constants": {name: c.meta() if isinstance(c, Format | Stacked) else ARRAY
                               for name, c in self.constants.items()},
@@ -338,35 +343,36 @@ class Program(Reopened):
 
     @property
     def plain(self) -> bool:
-        """Whether it gives one value, and no matrix enters."""
+        """True if it gives one value, and no matrix is an input."""
         return not self.inputs and [*self.outputs] == [OUTPUT]
 
     def arrays(self) -> Iterator[tuple[str, Numeric]]:
-        """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
+        """Yield the arrays of the constants, in the order of their names: `name` of an array, `name.field` of a
+        format."""
         for name, constant in sorted(self.constants.items()):
             if not isinstance(constant, Format | Stacked): yield name, constant
             else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
 
     def save(self, directory: str | Path) -> None:
-        """Writes the directory, whole or not at all; see opmatrix.files.saving."""
+        """Write the directory, complete or not at all; see opmatrix.files.saving."""
         body("files.saving.save")(self, directory)
 
     @staticmethod
     def load(directory: str | Path, copy: bool = False, *, laws: ModuleType | str | Path | None = None) -> "Program":
-        """Reads a saved program, bit for bit; one that has functions, monoids or patterns of one's own with `laws`, the
-        module that declares them, or its file, which is run. Raises InputError, which names the file and the field.
+        """Read a saved program, bit for bit. `laws`: the module that declares its custom functions, monoids or
+        patterns, or its file, which is run. Raises InputError, which names the file and the field.
 
-        Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
-        memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
-        replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
+        Its weights stay mapped: changing the file in place changes the program's numbers, though never the places that
+        it reads; truncating the file ends the process when it next reads there (SIGBUS). Replacing files by renaming,
+        as `save` does, is safe. `copy` reads all weights into memory instead."""
         return cast("Program", body("files.loading.load")(directory, copy, laws=laws))
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
         if self.schedule.state: header += f", {self.schedule.cached:,} bytes a row of space C"
-        said = [] if self.plain else self.signature.lines()
-        return "\n".join([header, *said, *(step.show(self.constants) for step in self.steps),
+        lines = [] if self.plain else self.signature.lines()
+        return "\n".join([header, *lines, *(step.show(self.constants) for step in self.steps),
                           f"return {', '.join(self.outputs.values())}"])
 
     def __repr__(self) -> str:
@@ -381,17 +387,18 @@ def read_constant(name: str, constant: Constant) -> Constant:
 
 
 def copied(meta: Mapping[str, object]) -> dict[str, Any]:
-    """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
+    """Return meta as JSON stores it. Texts are not converted: that of a tokenizer takes long to write and read."""
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
-    kept: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))
-    return kept | texts
+    stored: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))
+    return stored | texts
 
 
 def batched(batch: Given) -> Batch: return batch if isinstance(batch, Batch) else Batch(batch)
 
 
 def kind(constant: Constant | None) -> str:
-    """[csr 0.2, 384x1536]: a weight's format, what share of its entries it stores, its shape; nothing of a vector."""
+    """Return [csr 0.2, 384x1536]: a weight's format, the share of its entries that it stores, its shape; empty for a
+    vector."""
     if constant is None or len(constant.shape) == 1: return ""
     shape = "x".join(map(str, constant.shape))
     if not isinstance(constant, Format | Stacked): return f"[{constant.dtype}, {shape}]"

@@ -1,4 +1,4 @@
-"""Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences
+"""Steps run from recordings: the launches for a number of rows are recorded once, and replayed on groups of sentences
 (scheme.py)."""
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
     from opmatrix.algebra.batch.batch import Batch
     from opmatrix.runtime.schedule import Call, Schedule
 
-SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
-                                                            # remembered
-TABLES = 4                                                  # of batches, that a segment remembers
-SINGLE = 2                                                  # sequences at most of which a script is for no more than
-                                                            # there are
-RECORDS = 110                                               # bytes that the records of a step take, about
+SCRIPT_SHARE = 1 / 8                                        # share of the last cache for the stored scripts of a
+                                                            # program
+TABLES = 4                                                  # tables of batches that a segment stores
+SINGLE = 2                                                  # for up to this many sequences a script has exactly as many
+RECORDS = 110                                               # bytes of the records of a step, about
 
 
 class Recorded:
     """Consecutive steps of a schedule that only launch kernels, as scripts: one for each number of rows and workers,
-    made when first needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch,
-    and each group has its rows."""
+    made when first needed. Buffers that only these steps use are in a worker's arena; the other arrays belong to the
+    whole batch, and each group has its rows."""
 
     def __init__(self, schedule: "Schedule", steps: Sequence[int]):
-        self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at
-                                                            # once
+        self.schedule = proxy(schedule)                     # the schedule holds this: without a cycle, mapped files are
+                                                            # freed at once with their program
         self.steps = steps
         self.scripts: OrderedDict[tuple[int, int, int], Script] = OrderedDict()
         self.tables: OrderedDict[tuple[bytes, int], GroupTable] = OrderedDict()
 
     @cached_property
     def elsewhere(self) -> list[int]:
-        """The steps that write the buffers of the whole batch, and what enters, that these steps use."""
+        """The steps that write the buffers of the whole batch, and the inputs, that these steps use."""
         return [at for at in self.schedule.used(self.steps) if at in self.schedule.crossing or at < self.schedule.first]
 
     @cached_property
@@ -57,55 +56,56 @@ class Recorded:
         return {at: self.schedule.spans[at] for at in self.schedule.used(self.steps) if at not in self.elsewhere}
 
     def plan(self, rows: int) -> Plan:
-        """Where a group's buffers lie."""
+        """Return the places of a group's buffers."""
         return plan_buffers(tuple(self.own.values()), None, ROW).times(rows)
 
     @cached_property
     def read(self) -> dict[str, int]:
-        """Fields of the batch that are read, each with the least limit of its tables."""
+        """The fields of the batch that are read, each with the least limit of its tables."""
         return least_limits(map(self.schedule.calls.__getitem__, self.steps))
 
     @cached_property
     def counted(self) -> bool:
-        """Whether a script is for a number of sequences: where a kernel has a row for each and cannot be given more for
-        nothing."""
+        """True if a script is for a number of sequences: some kernel has a row for each and does not accept more."""
         return any(getattr(call.shape, "space", T) == S and not call.kernel.pads_sequences
                    for call in map(self.schedule.calls.__getitem__, self.steps))
 
     @cached_property
     def handed(self) -> list[int]:
-        """What of `elsewhere` has a row a sequence. A script that is for more sequences than there are writes it to the
-        arena, and hands on the rows of those that there are."""
+        """The values of `elsewhere` that have a row a sequence. A script for more sequences than the batch has writes
+        them to the arena, and passes on the rows of the existing sequences."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
     @cached_property
     def roomy(self) -> bool:
-        """Whether a script may be for more sequences than there are: no row of theirs is read from elsewhere."""
+        """True if a script may be for more sequences than the batch has: no row of a sequence is read from
+        elsewhere."""
         return self.counted and {*self.handed} <= {*self.steps}
 
     def seats(self, rows: int, sentences: int) -> int:
-        """How many sequences a script is for that so many need: a power of two, so that few scripts serve batches of
-        any lengths. Where no kernel minds, one a row."""
+        """Return the number of sequences that a script is for if the batch has `sentences`: a power of two, so that few
+        scripts serve batches of any lengths. If no kernel depends on it, one a row."""
         if not self.counted: return rows
         return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
     def script(self, group: Group, workers: int) -> "Script":
-        """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
+        """Return the script for the rows of a group, and its sequences if they matter, on `workers` workers. The pool
+        is locked."""
         rows = group.high - group.low
         key = rows, self.seats(rows, group.last - group.first), workers
-        # the latest comes last
+        # the latest used script comes last
         if script := self.scripts.get(key): self.scripts.move_to_end(key)
         else:
             self.scripts[key] = script = self.record(*key)
-            kept = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
-            while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > kept:
+            room = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
+            while len(self.scripts) > 1 and sum(s.content.nbytes for s in self.scripts.values()) > room:
                 self.scripts.popitem(last=False)
-                self.tables.clear()                         # which hold scripts, too
+                self.tables.clear()                         # tables hold scripts, too
         return script
 
     def record(self, rows: int, sentences: int, workers: int) -> "Script":
-        """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with
-        them."""
+        """Record the script of a walk; kernels that must be compiled are compiled together, together with those that
+        replay it."""
         from formats.kernels.engine.compiled import walk_compiled
         from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
         from formats.kernels.engine.replay import conduct, replay
@@ -113,29 +113,29 @@ class Recorded:
                              end_workers)
 
     def walk(self, rows: int, sentences: int, workers: int) -> "Script":
-        """Walk through the steps with launches kept."""
+        """Walk through the steps and record their launches."""
         from formats.kernels.engine.replay import Recording
         from formats.kernels.rows.sequences import hand_rows
-        plan, given, kept = self.plan(rows), round_to_lines(8 * Slots.count(rows)), self.kept(sentences)
-        memory = np.empty(given + plan.end + sum(kept.values()), np.uint8)
+        plan, input_bytes, handed = self.plan(rows), round_to_lines(8 * Slots.count(rows)), self.kept(sentences)
+        memory = np.empty(input_bytes + plan.end + sum(handed.values()), np.uint8)
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets,
-                          strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
+                          strict=True)) | dict(zip(handed, accumulate(handed.values(), initial=plan.end), strict=False))
         shapes = {at: self.schedule.calls[at].shape for at in self.elsewhere}
         elsewhere = {at: np.empty(shape.at(slots.extents()), number_of(shape)) for at, shape in shapes.items()}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            if at in elsewhere and at not in kept:
-                return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
-            return np.ndarray(shape, np.float32, memory, given + places[at])
+            if at in elsewhere and at not in handed:
+                return array if (array := elsewhere[at]).shape == shape else array.reshape(shape)
+            return np.ndarray(shape, np.float32, memory, input_bytes + places[at])
 
         def steps() -> None:
             values = Values(self.schedule, slots, slots.extents(), buffer)
             for step in self.steps:
                 values.compute(step)
                 recording.step()
-            for at in kept:
+            for at in handed:
                 hand_rows(values[at].reshape(sentences, -1), slots.starts, elsewhere[at].reshape(sentences, -1))
                 recording.step()
 
@@ -143,53 +143,55 @@ class Recorded:
         return recording.script()
 
     def kept(self, sentences: int) -> dict[int, int]:
-        """Bytes of what is handed on, in the arena of a script for so many sequences: of none where there are no more
-        than those."""
+        """Return the bytes of the values in `handed`, in the arena of a script for this many sequences; none if a
+        script has exactly the sequences of the batch."""
         if not self.roomy or sentences <= SINGLE: return {}
         return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
     def peak(self, extents: Extents, starts: Offsets | None = None) -> int:
-        """Bytes of what lies between kernels, of every worker. Without the sentences' starts as if they could be cut
-        anywhere."""
+        """Return the bytes of the values between kernels, of every worker. Without the sentences' starts, as if they
+        could be split anywhere."""
         workers, rows = threads(), extents[T]
         groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
                                             for group in make_groups(starts, workers, reading=self.schedule.reading)]
         if not groups:
             groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
-        return int((workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups))
+        return int((workers if len(groups) > 1 else 1) * max(self.arena(*sizes) for sizes in groups))
 
     def held(self, extents: Extents) -> int:
-        """Bytes of its inputs, which last beyond its steps: of a batch's rows."""
+        """Return the bytes of its inputs, which outlast its steps: of a batch's rows."""
         return 8 * Slots.count(int(extents[T]))
 
     def arena(self, rows: int, sentences: int) -> int:
-        """Bytes of a worker's inputs, buffers and records."""
+        """Return the bytes of a worker's inputs, buffers and records."""
         calls = [self.schedule.calls[step] for step in self.steps]
         room = max(call.kernel.scratch(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
-        kept = sum(self.kept(self.seats(rows, sentences)).values())
-        return int(round_to_lines(8 * Slots.count(rows)) + self.plan(rows).end + kept + room + RECORDS * len(calls))
+        handed = sum(self.kept(self.seats(rows, sentences)).values())
+        return int(round_to_lines(8 * Slots.count(rows)) + self.plan(rows).end + handed + room + RECORDS * len(calls))
 
     def run(self, values: Values) -> None:
-        """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
+        """Write the values that later segments, or the caller, read. Raises ValueError for an id outside its table."""
         self.replay(values)
 
     def timed(self, values: Values) -> dict[int, float]:
-        """Seconds of each step of a run; where each worker has groups of its own, the mean of what they take for
-        all of theirs. Raises RuntimeError where native code finds no clock."""
+        """Return the seconds of each step of a run; if each worker has groups of its own, the mean of the workers'
+        times for all their groups. Raises RuntimeError if native code finds no clock."""
         from formats.kernels.engine.replay import clock, nanoseconds
         if not clock(): raise RuntimeError("steps are not timed here: native code finds no clock")
         scripts, stamps = self.replay(values, clock())
         since = 1e-9 * nanoseconds(stamps)
-        taken = [np.diff(each[script.ends[:len(self.steps) + 1]]) for each, script in zip(since, scripts, strict=True)]
+        taken = [np.diff(times[script.ends[:len(self.steps) + 1]])
+                 for times, script in zip(since, scripts, strict=True)]
         workers = min(len(taken), threads())
         return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
 
     def replay(self, values: Values, clock: int = 0) -> tuple["list[Script]", Any]:
-        """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
+        """Run; with a clock, return the times when every group's stages began and the last one ended, (seconds,
+        nanoseconds)."""
         from formats.kernels.engine.pool import POOL
         fields, arrays, workers = self.fields(values.batch), self.arrays(values), threads()
         key = values.batch.starts.tobytes(), workers
-        with POOL.lock:                                     # nobody else has the table meanwhile
+        with POOL.lock:                                     # no other thread has the table meanwhile
             table = self.tables.pop(key, None) or self.table(values.batch.starts, workers, arrays)
             table.fill(fields)
             table.lay(dict(enumerate(arrays)))
@@ -199,24 +201,24 @@ class Recorded:
         return table.scripts, stamps
 
     def fields(self, batch: Any) -> list[NDArray[np.int64]]:
-        """The numbers of rows that it reads. ValueError where an id is outside its table."""
-        found = [batch.field(name, most) for name, most in self.read.items()]
-        return [*found, batch.slots] if self.schedule.state else found
+        """Return the numbers of rows that it reads. Raises ValueError for an id outside its table."""
+        numbers = [batch.field(name, most) for name, most in self.read.items()]
+        return [*numbers, batch.slots] if self.schedule.state else numbers
 
     def arrays(self, values: Values) -> list[Numeric]:
-        """What lies elsewhere, and the pages of a session."""
-        found = [values[at] for at in self.elsewhere]
-        return [*found, values.batch.before] if self.schedule.state else found
+        """Return the arrays elsewhere, and the pages of a session."""
+        arrays = [values[at] for at in self.elsewhere]
+        return [*arrays, values.batch.before] if self.schedule.state else arrays
 
     def forget(self) -> None:
-        """Scripts stay, as compiled code does."""
+        """Drop the tables. Scripts stay, as compiled code does."""
         from formats.kernels.engine.pool import POOL
         with POOL.lock: self.tables.clear()
 
     def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric],
               words: Offsets | None = None) -> GroupTable:
-        """The table of batches whose sentences start at these rows, on so many workers; `words`: of one batch that has
-        its numbers there. The pool is locked."""
+        """Return the table of batches whose sentences start at these rows, on `workers` workers; `words`: for one batch
+        that has its numbers there. The pool is locked."""
         groups = make_groups(starts, workers, reading=self.schedule.reading)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
@@ -226,10 +228,9 @@ class Recorded:
 
 
 class Repeated:
-    """Runs of one batch again and again, whose arrays stay where they are while their numbers change, as those of a
-    session's steps do: what a run needs to know of them is asked once, and results get places of their own. `run` gives
-    what Schedule.run gives of the batch as it is by then. One caller at a time. An interrupted run leaves nothing that
-    the next one does not write anew."""
+    """Repeated runs of one batch, whose arrays stay in place while their numbers change, as in a session's steps: a
+    run's preparation is done once, and results have buffers of their own. `run` returns what Schedule.run returns for
+    the batch as it is by then. One caller at a time. After an interrupted run the next one writes every value anew."""
 
     def __init__(self, schedule: "Schedule", batch: "Batch") -> None:
         from formats.kernels.engine.launch import RECORDING
@@ -238,20 +239,20 @@ class Repeated:
         self.workers, self.turns = 0, list[Callable[[Values], object]]()
 
     def run(self) -> list[NDArray[np.float32]]:
-        """The outputs' rows. Raises as Schedule.run does."""
+        """Return the outputs' rows. Raises as Schedule.run does."""
         if self.recording.get(): return Context().run(self.run)
         values = self.schedule.begun(self.batch, self.outset)
         if (workers := threads()) != self.workers:
-            self.turns = [Replayed(each, values, workers).run if isinstance(each, Recorded) else each.run
-                          for each in self.schedule.segments]
+            self.turns = [Replayed(segment, values, workers).run if isinstance(segment, Recorded) else segment.run
+                          for segment in self.schedule.segments]
             self.workers = workers
         for turn in self.turns: turn(values)
         return self.schedule.outcome(values)
 
 
 class Replayed:
-    """A segment over a table of its own, which knows where what enters lies, and reads the batch's own words where it
-    has such."""
+    """A segment over a table of its own, which stores the addresses of inputs, and reads the batch's own words if it
+    has them."""
 
     def __init__(self, segment: Recorded, values: Values, workers: int) -> None:
         from formats.kernels.engine.pool import POOL
@@ -263,7 +264,7 @@ class Replayed:
         self.table.lay(dict(enumerate(arrays)))
 
     def run(self, values: Values) -> None:
-        """Writes what later segments read, or the caller."""
+        """Write the values that later segments, or the caller, read."""
         fields, moved = self.segment.fields(values.batch), {i: values[at] for i, at in self.moved.items()}
         with self.pool.lock:
             self.table.fill(fields)
@@ -272,7 +273,7 @@ class Replayed:
 
 
 def least_limits(calls: "Iterable[Call]") -> dict[str, int]:
-    """The fields of the batch that these calls read, each with the least limit of its tables."""
+    """Return the fields of the batch that these calls read, each with the least limit of its tables."""
     limits: dict[str, int] = {}
     for call in calls:
         for name, limit in call.kernel.limits(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
@@ -280,12 +281,12 @@ def least_limits(calls: "Iterable[Call]") -> dict[str, int]:
 
 
 def launches(call: "Call") -> bool:
-    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
-    groups are cut by."""
+    """True if a step is a view, or a kernel of ours on weights of ours that only launches, on rows by which groups are
+    split."""
     if call.kernel.view: return True
     rows = call.shape, *map(vars(call.bound).get, call.values)
-    if any(getattr(each, "space", T) not in (T, S) for each in rows): return False
+    if any(getattr(value, "space", T) not in (T, S) for value in rows): return False
     weight = getattr(call.bound, "weight", None)
-    kind = getattr(weight, "form", type(weight))            # of a stack the format of its matrices
+    kind = getattr(weight, "form", type(weight))            # for a stack the format of its matrices
     ours = weight is None or isinstance(weight, np.ndarray) or kind.__module__.startswith("formats.")
     return call.kernel.launches and ours

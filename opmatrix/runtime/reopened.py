@@ -1,5 +1,5 @@
-"""Programs in other processes: pickled by the directory that they lie in, which is read and mistrusted there as any
-saved program is. No step, array or code is in a pickle."""
+"""Programs in other processes: pickled as their directory, which the other process reads and checks as it does any
+saved program. A pickle contains no step, array or code."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 class Reopened:
-    """A program that lies in a directory, once it was saved or loaded. It cannot be changed, so a copy is itself."""
+    """A program that is stored in a directory, once it was saved or loaded. It cannot be changed, so a copy is
+    itself."""
     directory: Path | None = None
-    laws: str | None = None                                 # the file that declares functions of one's own
+    laws: str | None = None                                 # the file that declares its custom functions
     hash: Any
 
     def lies_in(self, directory: str | Path, laws: str | None = None) -> None:
-        """Record where the program lies, and what it was loaded with."""
+        """Record the program's directory, and the laws that it was loaded with."""
         self.directory, self.laws = Path(directory).absolute(), laws
 
     def __copy__(self) -> Self: return self
@@ -33,7 +34,7 @@ class Reopened:
 
 
 def reopen(directory: str, wanted: str, laws: str | None) -> Program:
-    """The program of a directory. Raises InputError where it is not the one that was pickled, or cannot be loaded."""
+    """Load the program of a directory. Raises InputError if it is not the one that was pickled, or cannot be loaded."""
     from opmatrix.files.loading import load
     program = load(directory, laws=laws)
     if program.hash != wanted:

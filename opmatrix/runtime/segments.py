@@ -1,5 +1,5 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
-the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
+the whole batch. Values that are used across segments, and the result, are in buffers of the whole batch."""
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -30,13 +30,13 @@ class Span(NamedTuple):
 
 @lru_cache(256)
 def plan_buffers(spans: tuple[Span, ...], result: int | None, extents: Extents) -> Plan:
-    """The plan for a batch of these extents; the last few hundred are remembered."""
+    """Return the plan for a batch of these extents; the last few hundred plans are cached."""
     return place_buffers([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
 
 
 class Blocks:
-    """The buffers of one call, in a block for the result and one for what goes with the call. spans: by the step that
-    writes first."""
+    """The buffers of one call, in a block for the result and one for values that end with the call. spans: by the step
+    that writes first."""
 
     def __init__(self, plan: Plan, spans: Iterable[int]):
         self.plan, self.places = plan, dict(zip(spans, plan.offsets, strict=True))
@@ -49,14 +49,14 @@ class Blocks:
 
 
 class Values:
-    """The values of a batch, by step: what entered where it lies, with the batch or the session; those of kernels in
-    the buffer(step that writes it first, shape) that is given, views as soon as they are asked for."""
+    """The values of a batch, by step: inputs in place, with the batch or the session; results of kernels in the given
+    buffer(step that writes it first, shape); views when they are first used."""
 
     def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers,
                  entered: Mapping[int, NDArray[np.float32]] = MappingProxyType({})):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
         self.entered = entered
-        self.found: dict[int, NDArray[np.float32]] = {}     # to spell its type in the call would take a third of this
+        self.found: dict[int, NDArray[np.float32]] = {}     # dict[...]() would add a third to the time of this method
 
     def __getitem__(self, step: int) -> NDArray[np.float32]:
         if step in self.entered: return self.entered[step]
@@ -79,7 +79,7 @@ class ByStep(Protocol):
 
 
 class Walked:
-    """Values by number: those that entered, and those of the steps so far."""
+    """Values by number: the inputs, and the results of the steps so far."""
     def __init__(self, entered: Sequence[NDArray[np.float32]], found: Sequence[Any]) -> None:
         self.entered, self.found = entered, found
     def __getitem__(self, v: int) -> NDArray[np.float32]:
@@ -93,38 +93,38 @@ class Called:
         self.schedule, self.steps = proxy(schedule), steps
 
     def run(self, values: Values) -> None:
-        """Writes the step's result."""
+        """Write the step's result."""
         for step in self.steps: values.compute(step)
 
     def timed(self, values: Values) -> dict[int, float]:
-        """Writes it, and says how many seconds that took."""
+        """Write the result, and return the seconds that it took."""
         start = time.perf_counter()
         self.run(values)
         return dict.fromkeys(self.steps, (time.perf_counter() - start) / len(self.steps))
 
     def forget(self) -> None:
-        """It keeps nothing."""
+        """Do nothing: it stores no values."""
 
     def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
-        """Bytes that the kernel allocates itself."""
+        """Return the bytes that the kernel allocates itself."""
         calls = [self.schedule.calls[step] for step in self.steps]
         return max(int(call.kernel.scratch(call.bound).at(extents)) for call in calls)
 
 
 @cache
 def address_of() -> Callable[[NDArray[np.uint8]], int]:
-    """What says where memory begins, imported once it is asked for."""
+    """Return the function that gives the address of memory, imported when it is first used."""
     from formats.kernels.engine.launch import address
     return address
 
 
 def block(size: int) -> NDArray[np.uint8]:
-    """Bytes that begin on a cache line."""
+    """Return bytes that begin on a cache line."""
     whole = unwritten(size + LINE, np.uint8)
     start = -address_of()(whole) % LINE
     return whole[start:start + size]
 
 
 def unwritten(shape: int | tuple[int, ...], number: DTypeLike) -> NDArray[Any]:
-    """Memory in which anything may lie, for kernels that write all of it. Tests fill it (tests/poisoned.py)."""
+    """Return uninitialised memory, for kernels that write all of it. Tests fill it (tests/poisoned.py)."""
     return np.empty(shape, number)

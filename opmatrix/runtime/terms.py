@@ -1,5 +1,5 @@
-"""Terms that come as text: JSON of nodes, each attribute what its kind's annotation says, and no term so large that
-reading it once would take an age."""
+"""Terms from text: JSON of nodes, each attribute of the type that its kind's annotation declares, and no term so large
+that reading it once would take too long."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from opmatrix.algebra.term import Operator, read
 from opmatrix.runtime.codegen.custom_things import find_kind
 
 Item = TypeVar("Item")
-MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another
-READINGS = 10_000                                           # of nodes, each at one value
-ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # for so many rows a value holds at most so many numbers,
-MAX_MERGES = 1 << 24                                        # and one reading merges so many of them one by one
+MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes; depth of nodes
+READINGS = 10_000                                           # readings of nodes, each at one value
+ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # the most numbers of a value of ASSUMED_ROWS rows
+MAX_MERGES = 1 << 24                                        # the most numbers that one reading merges one by one
 
 
 def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
-    """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
-    ValueError says what is wrong with it."""
+    """Parse the term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
+    Raises ValueError that describes the fault."""
     if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
     nodes: list[Operator] = []
     readings: dict[Operator, int] = {}
@@ -39,13 +39,13 @@ def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object])
         if not isinstance(entries := parse_json(text, "term"), list) or not 0 < len(entries) <= MAX_NODES:
             raise ValueError(f"it is no list of 1 to {MAX_NODES} nodes")
         for entry in entries:
-            nodes.append(made := node(entry, nodes, shapes, arrays))
-            first, *others = made.children or (made,)
-            depths[made] = max([depths.get(first, 0), *(depths[each] + 1 for each in others)])
-            readings[made] = read_at_once(made, readings)
-            if depths[made] > MAX_NESTING:
-                raise ValueError(f"nodes lie {depths[made]} within one another; {MAX_NESTING} may")
-            if (count := readings[made]) > READINGS:
+            nodes.append(operator := node(entry, nodes, shapes, arrays))
+            first, *others = operator.children or (operator,)
+            depths[operator] = max([depths.get(first, 0), *(depths[child] + 1 for child in others)])
+            readings[operator] = read_at_once(operator, readings)
+            if depths[operator] > MAX_NESTING:
+                raise ValueError(f"nodes lie {depths[operator]} within one another; {MAX_NESTING} may")
+            if (count := readings[operator]) > READINGS:
                 raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
     except FAULTS as error: raise ValueError(describe_error(error)) from None
     return nodes[-1]
@@ -58,7 +58,7 @@ def describe_error(error: Exception) -> str: return f"term: {str(error).removepr
 
 
 def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
-    """One node, of nodes before it."""
+    """Build one node from nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
         case ["value", k, str(rows)]:
@@ -67,21 +67,21 @@ def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arra
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
             if len(children) != kind.arity or len(attributes) != len(declared):
                 raise ValueError(f"{entry!r:.80} is no {name}{kind.signature}")
-            given = (attribute(each, wanted, arrays) for each, wanted in zip(attributes, declared, strict=True))
-            made = Operator(kind, *(pick_item(k, nodes) for k in children), *given)
-            for size in (*made.into, *made.out): bounded(size)
-            return made
+            values = (attribute(value, wanted, arrays) for value, wanted in zip(attributes, declared, strict=True))
+            operator = Operator(kind, *(pick_item(k, nodes) for k in children), *values)
+            for size in (*operator.into, *operator.out): bounded(size)
+            return operator
     raise ValueError(f"{entry!r:.80} is no node")
 
 
 def pick_item(k: object, among: Sequence[Item]) -> Item:
-    """The k-th of these."""
+    """Return the k-th item. Raises ValueError if there is none."""
     if type(k) is int and 0 <= k < len(among): return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
 
 
 def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:
-    """An attribute of the type that a kind's annotation names."""
+    """Return an attribute of the type that a kind's annotation names. Raises ValueError for any other value."""
     match given:
         case {"array": k} if wanted is Data: return data_of(pick_item(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
@@ -97,8 +97,8 @@ def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object
 
 
 def data_of(array: object) -> Data:
-    """An array as an attribute; of one number that is seen everywhere, which stands for what nobody has yet, only its
-    shape, as its numbers would be as many as those of the weight."""
+    """Return an array as an attribute. For an array that broadcasts one number, which stands for a weight that does not
+    exist yet, only the shape is kept: a copy would be as large as the weight."""
     if isinstance(array, Data): return array
     if isinstance(array, np.ndarray) and array.size > 1 and not any(array.strides):
         return Promised("array", array.shape)
@@ -106,27 +106,28 @@ def data_of(array: object) -> Data:
 
 
 def check_name(name: str) -> str:
-    """The name of a relation or a space."""
+    """Return the name of a relation or a space. Raises ValueError for an invalid one."""
     if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII): return name
     raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
 
 
 def find_monoid(name: str) -> type[Monoid]:
-    """A monoid by what texts call it."""
+    """Return a monoid by its name in texts."""
     return find_named(name, type) if is_own_name(name) else monoids.called(name)
 
 
-# ---- how large it is
+# ---- bounds on its size
 
 def bounded(size: LiveSize) -> None:
-    """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
+    """Raise ShapeError for a size outside 1 to WIDEST. Sizes that are not fixed yet are parts of expressions, whose
+    numbers may neither grow without limit nor vanish."""
     if not 1 / WIDEST <= size_at(size, 2, H, N) <= WIDEST:
         raise ShapeError(f"{size!s:.80} is no size from 1 to {WIDEST:,}")
 
 
 def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
-    """How often nodes are read where this one is read once: each once at one value, and what follows a composition at
-    another."""
+    """Return the number of readings of nodes when this one is read once: each once at one value, and the second part of
+    a composition at another."""
     seen, todo, count = {term}, [term], 0
     while todo:
         last, count = todo.pop(), count + 1
@@ -139,8 +140,8 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class BoundedShape:
-    """A value's shape, each its own, where everything but the number of rows is known; ShapeError where one would hold
-    too many numbers, or merge too many in Python."""
+    """A value's shape, with everything but the number of rows known. Raises ShapeError for a value with too many
+    numbers, or with too many merges in Python."""
     shape: Shape
     values: Sequence[Shape] = ()
 
@@ -183,25 +184,25 @@ class BoundedShape:
 
 
 def count_size(size: LiveSize) -> int:
-    """A size for so many rows."""
+    """Return a size for ASSUMED_ROWS rows."""
     return int(size_at(size, ASSUMED_ROWS))
 
 
 def size_at(size: LiveSize, number: int, *others: Live) -> LiveSize:
-    """A size where every space has so many rows, and `others` are as many. Of whole numbers and of one live size sympy,
-    which takes most of the time, is not asked."""
+    """Return a size if every space has `number` rows, and `others` are as large. Whole numbers and a single live size
+    are computed without sympy, which takes most of the time."""
     if isinstance(size, int): return size
     if isinstance(size, Space) or size in others: return number
     return expression(size).subs(dict.fromkeys({*find_spaces(size), *others}, number))
 
 
 def merging(over: type[Monoid], count: int) -> int:
-    """Steps in Python of one merge of so many numbers."""
+    """Return the steps in Python of one merge of `count` numbers."""
     return int(count if over.width is None else over.width ** 2)
 
 
 def measured(term: Operator, shapes: Sequence[Shape]) -> Shape:
-    """What a term gives over values of these shapes. ValueError where that is too large."""
-    try: found: BoundedShape = read(term, BoundedShape(Shape(1, T, 1), shapes), {})
+    """Return the shape of a term's result over values of these shapes. Raises ValueError if it is too large."""
+    try: result: BoundedShape = read(term, BoundedShape(Shape(1, T, 1), shapes), {})
     except FAULTS as error: raise ValueError(describe_error(error)) from None
-    return found.shape
+    return result.shape

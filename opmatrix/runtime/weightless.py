@@ -1,5 +1,5 @@
-"""Programs of promised weights: planned, priced and printed like any other, but there are no numbers that they could
-run on."""
+"""Programs of promised weights: planned, priced and printed like any other, but without numbers that they could run
+on."""
 from typing import NoReturn
 
 from formats.core.errors import InputError
@@ -8,11 +8,11 @@ from opmatrix.runtime.program import Constant, Program
 
 class Planned(Program):
     """A program whose weights are promised: `cost`, `peak_bytes`, `stored_bytes` and printing are those of the program
-    with numbers; whatever needs numbers raises InputError."""
+    with numbers; any use of the numbers raises InputError."""
 
     @staticmethod
     def held(name: str, constant: Constant) -> Constant:
-        """One zero, seen everywhere: a copy would be as large as the weight."""
+        """Return the constant as it is: one broadcast zero, as a copy would be as large as the weight."""
         return constant
 
     def refuse(self, *_: object, **__: object) -> NoReturn:

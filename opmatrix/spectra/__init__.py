@@ -1,4 +1,5 @@
-"""Spectra of weights and activations, what they predict of an approximation, and which approximations they propose."""
+"""Spectra of weights and activations, the errors that they predict for an approximation, and the approximations that
+they propose."""
 from opmatrix.spectra.gram import Gram, low_rank, low_rank_errors, mask_errors, predicted_error, prune_scores, whitened
 from opmatrix.spectra.measures import LEVELS, PowerLaw, Spectrum, elbow, leverage, power_law
 from opmatrix.spectra.propose import Candidate, Limits, Proposal, Proposals, Rejected, propose

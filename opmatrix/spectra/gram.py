@@ -1,4 +1,5 @@
-"""The activation side: what an approximation of W costs in the output X W, in closed form from G = XᵀX alone."""
+"""The activation side: the error that an approximation of W causes in the output X W, in closed form from G = XᵀX
+alone."""
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,21 +13,22 @@ from opmatrix.spectra.measures import RealArray, Spectrum, check_matrix
 
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all
                                                             # directions
-NULL = 1e-7                                                 # of the largest singular value: less is what squaring
-                                                            # leaves of rounding
+NULL = 1e-7                                                 # share of the largest singular value: smaller values
+                                                            # are rounding, left by squaring
 
 
 @dataclass(frozen=True, eq=False)
 class Gram:
-    """What activations X (rows, n) leave behind: G = XᵀX, the sums of the columns, how many rows. Grams of parts of the
-    rows add up, so X is never held at once. G is also the Hessian, up to 2, of ‖X(W - Ŵ)‖² (Frantar, Alistarh 2022)."""
+    """A summary of activations X (rows, n): G = XᵀX, the sums of the columns, and the number of rows. Grams of parts of
+    the rows add up, so X is never held at once. G is also the Hessian, up to 2, of ‖X(W - Ŵ)‖² (Frantar, Alistarh
+    2022)."""
     matrix: RealArray
     total: RealArray
     rows: int
 
     @classmethod
     def of(cls, activations: ArrayLike, name: str = "activations") -> "Gram":
-        """The Gram of X (rows, n), in float64. Raises InputError where an entry is not finite."""
+        """Compute the Gram of X (rows, n), in float64. Raises InputError where an entry is not finite."""
         x = check_matrix(activations, name)
         return cls(x.T @ x, x.sum(0), len(x))
 
@@ -45,7 +47,7 @@ class Gram:
         return self.matrix / self.rows - np.outer(mean, mean)
 
     def spectrum(self, name: str = "activations") -> Spectrum:
-        """Standard deviations along the principal axes: roots of the covariance's eigenvalues."""
+        """Return standard deviations along the principal axes: roots of the covariance's eigenvalues."""
         values = np.sqrt(np.maximum(np.linalg.eigvalsh(self.covariance)[::-1], 0))
         precision = float(np.sqrt(np.finfo(np.float64).eps))        # a root of squares keeps half the digits
         return Spectrum(values, (self.rows, len(values)), name, "activation", precision)
@@ -53,16 +55,16 @@ class Gram:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What calibration saw of a value: its rows X (rows, n) in float32, or of many rows half of their Gram, which is
-    symmetric, or its diagonal alone, where nobody asks for more. A share of the energy, which is the trace of XᵀX, is
-    spread over all directions: few rows say nothing of most, which is no reason to drop those."""
+    """Activations of a value in calibration: its rows X (rows, n) in float32; of many rows half of their Gram, which is
+    symmetric; or the Gram's diagonal alone, where no more is required. A share of the energy, which is the trace of
+    XᵀX, is spread over all directions: few rows say nothing of most directions, which is no reason to drop those."""
     rows: GivenMatrix | None
     half: Gram | None = None                                # its matrix is the upper triangle, row after row
     squares: RealArray | None = None                        # the diagonal
 
     @classmethod
     def of(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
-        """Raises InputError where an entry is not finite."""
+        """Record activations. Raises InputError where an entry is not finite."""
         check_matrix(activations, name)
         rows, n = activations.shape
         if rows <= 2 * n: return cls(np.array(activations))
@@ -71,7 +73,7 @@ class Seen:
 
     @classmethod
     def by_columns(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
-        """The squared norms of the columns, in float64. Raises InputError where an entry is not finite."""
+        """Record the squared norms of the columns, in float64. Raises InputError where an entry is not finite."""
         check_matrix(activations[:1], name)
         squares = np.einsum("ti,ti->i", activations, activations, dtype=np.float64)
         if not np.isfinite(squares).all(): check_matrix(activations, name)
@@ -79,43 +81,43 @@ class Seen:
 
     @property
     def whole(self) -> bool:
-        """Whether its Gram is known."""
+        """True if its Gram is known."""
         return self.squares is None
 
     @property
     def gram(self) -> Gram:
         """XᵀX with its ridge."""
-        if self.half is None: found = Gram.of(self.rows)    # type: ignore[arg-type]
-        else: found = replace(self.half, matrix=mirrored(self.half.matrix, len(self.half.total)))
-        at = np.diag_indices(len(found.total))
-        found.matrix[at] += ridge(found.matrix[at])
-        return found
+        if self.half is None: gram = Gram.of(self.rows)    # type: ignore[arg-type]
+        else: gram = replace(self.half, matrix=mirrored(self.half.matrix, len(self.half.total)))
+        at = np.diag_indices(len(gram.total))
+        gram.matrix[at] += ridge(gram.matrix[at])
+        return gram
 
     @property
     def diagonal(self) -> RealArray:
-        """Its diagonal alone, (n,)."""
-        if self.squares is not None: own = self.squares
-        elif self.half is None: own = np.square(self.rows, dtype=np.float64).sum(0)     # type: ignore[arg-type]
-        else: own = self.half.matrix[np.cumsum([0, *range(len(self.half.total), 1, -1)])]
-        return np.asarray(own + ridge(own))
+        """The diagonal of the Gram with its ridge, (n,)."""
+        if self.squares is not None: squares = self.squares
+        elif self.half is None: squares = np.square(self.rows, dtype=np.float64).sum(0)     # type: ignore[arg-type]
+        else: squares = self.half.matrix[np.cumsum([0, *range(len(self.half.total), 1, -1)])]
+        return np.asarray(squares + ridge(squares))
 
 
 def mirrored(upper: RealArray, n: int) -> RealArray:
-    """(n, n): the symmetric matrix with this upper triangle."""
-    found, at = np.empty((n, n)), 0
+    """Return the symmetric matrix (n, n) with this upper triangle."""
+    full, at = np.empty((n, n)), 0
     for i in range(n):
-        found[i, i:] = found[i:, i] = upper[at:at + n - i]
+        full[i, i:] = full[i:, i] = upper[at:at + n - i]
         at += n - i
-    return found
+    return full
 
 
 def ridge(diagonal: RealArray) -> float:
-    """What each direction is given."""
+    """Return the energy that is added to each direction."""
     return float(RIDGE * diagonal.sum() / len(diagonal))
 
 
 def metric(gram: ArrayLike | Gram | None, n: int) -> RealArray:
-    """G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
+    """Return G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
     if gram is None: return np.ones(n)
     values = np.asarray(gram, dtype=np.float64)
     if values.shape not in ((n,), (n, n)):
@@ -124,23 +126,23 @@ def metric(gram: ArrayLike | Gram | None, n: int) -> RealArray:
 
 
 def multiply_gram(gram: RealArray, matrix: RealArray) -> RealArray:
-    """G D, of a full or a diagonal G."""
+    """Compute G D, of a full or a diagonal G."""
     return gram @ matrix if gram.ndim == 2 else gram[:, None] * matrix
 
 
 def gram_diagonal(gram: RealArray) -> RealArray:
-    """The diagonal of a full or a diagonal G: squared column norms of X."""
+    """Return the diagonal of a full or a diagonal G: squared column norms of X."""
     return gram.diagonal() if gram.ndim == 2 else gram
 
 
 def output_energy(matrix: RealArray, gram: RealArray) -> float:
-    """‖X D‖_F² = tr(Dᵀ G D)."""
+    """Compute ‖X D‖_F² = tr(Dᵀ G D)."""
     if gram.ndim == 1: return float(np.einsum("ij,ij->i", matrix, matrix) @ gram)
     return max(float(np.einsum("ij,ij->", matrix, gram @ matrix)), 0.0)
 
 
 def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike | Gram | None = None) -> float:
-    """‖X(W - Ŵ)‖_F / ‖X W‖_F from G (n, n), its diagonal (n,), or none (the plain relative Frobenius error)."""
+    """Compute ‖X(W - Ŵ)‖_F / ‖X W‖_F from G (n, n), its diagonal (n,), or none (the plain relative Frobenius error)."""
     w, a = check_matrix(weight, "weight"), check_matrix(approximated, "approximated")
     if w.shape != a.shape: raise InputError(f"predicted_error: weight {w.shape} against approximated {a.shape}")
     g = metric(gram, len(w))
@@ -150,7 +152,8 @@ def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike 
 
 
 def root(gram: RealArray) -> RealArray:
-    """R with RᵀR = G: Cholesky's, or, where rounding made directions negative, one in which these count as zero."""
+    """Return R with RᵀR = G: Cholesky's, or, where rounding made directions negative, one in which these count as
+    zero."""
     if gram.ndim == 1: return np.diag(np.sqrt(gram))
     with suppress(np.linalg.LinAlgError): return np.asarray(np.linalg.cholesky(gram).T, np.float64)
     sizes, axes = np.linalg.eigh(gram)
@@ -158,7 +161,8 @@ def root(gram: RealArray) -> RealArray:
 
 
 def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[RealArray, RealArray]:
-    """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
+    """Compute the singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): the directions of the
+    outputs X W.
 
     Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
     The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does.
@@ -177,26 +181,27 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[R
 
 
 def stretched(weight: RealArray, gram: RealArray) -> RealArray:
-    """G^½ W, up to a rotation."""
+    """Compute G^½ W, up to a rotation."""
     return np.sqrt(gram)[:, None] * weight if gram.ndim == 1 else root(gram) @ weight
 
 
 def strengths(weight: RealArray, gram: RealArray) -> RealArray:
-    """The singular values of G^½ W (k,), falling, without their vectors."""
+    """Compute the singular values of G^½ W (k,), falling, without their vectors."""
     if weight.shape[1] <= weight.shape[0]: square = weight.T @ multiply_gram(gram, weight)
     else: square = (rooted := stretched(weight, gram)) @ rooted.T
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
 
 
 def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> RealArray:
-    """Relative output error of the best rank r, for r = 0 … k at once."""
+    """Compute the relative output error of the best rank r, for r = 0 … k at once."""
     w = check_matrix(weight, "weight")
     return np.sqrt(Spectrum(strengths(w, metric(gram, len(w))), w.shape).tail)
 
 
 def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[RealArray, RealArray]:
-    """Factors U (n, r), V (r, p) whose product errs least in the output X W: W projected on the r largest directions of
-    the outputs, so G is never inverted (whitened low rank: Wang et al. 2024, SVD-LLM; Chen et al. 2021, DRONE)."""
+    """Compute factors U (n, r), V (r, p) whose product errs least in the output X W: W projected on the r largest
+    directions of the outputs, so G is never inverted (whitened low rank: Wang et al. 2024, SVD-LLM; Chen et al. 2021,
+    DRONE)."""
     w = check_matrix(weight, "weight")
     if not 0 <= rank <= min(w.shape): raise InputError(f"low_rank: rank {rank} of a weight {w.shape}")
     right = whitened(w, gram)[1][:rank]
@@ -204,13 +209,15 @@ def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None)
 
 
 def prune_scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> RealArray:
-    """|W_ij| √G_ii (n, p), which entry to drop first: Wanda (Sun et al. 2023); magnitude where there is no G."""
+    """Compute |W_ij| √G_ii (n, p), the score by which entries are dropped, the lowest first: Wanda (Sun et al. 2023);
+    magnitude where there is no G."""
     w = check_matrix(weight, "weight")
     return np.asarray(abs(w) * np.sqrt(gram_diagonal(metric(gram, len(w))))[:, None])
 
 
 def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: RealArray | None = None) -> RealArray:
-    """Relative output error (n p + 1,) after the 0, 1, 2 … entries of lowest score are dropped: every density at once.
+    """Compute the relative output error (n p + 1,) after the 0, 1, 2 … entries of lowest score are dropped: every
+    density at once.
 
     A diagonal G makes it a running sum of G_ii W_ij². For a full one, an entry that joins those dropped before it adds
     W_ij (W_ij G_ii + 2 Σ_{i' dropped before} G_ii' W_i'j), n² p in all. Exact; `score` defaults to Wanda's."""
@@ -219,7 +226,7 @@ def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: 
     order = np.argsort(prune_scores(w, g) if score is None else score, axis=None, kind="stable")
     added = gram_diagonal(g)[:, None] * w ** 2
     if g.ndim == 2:
-        turn = np.argsort(order).reshape(w.shape)           # which entry is dropped when
+        turn = np.argsort(order).reshape(w.shape)           # the step at which each entry is dropped
         for j in range(w.shape[1]):
             rows = np.argsort(turn[:, j])
             dropped = w[rows, j]

@@ -1,4 +1,4 @@
-"""Measures of one matrix: what its singular values say about rank, energy and heavy tails."""
+"""Measures of one matrix: rank, energy and heavy tails from its singular values."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)                        # tail energies whos
 
 
 def check_matrix(matrix: ArrayLike, name: str) -> RealArray:
-    """The matrix in float64; an InputError naming the first entry that is not a number."""
+    """Return the matrix in float64. Raises InputError naming the first entry that is not finite."""
     values = np.asarray(matrix, dtype=np.float64)
     if values.ndim != 2 or not values.size:
         raise InputError(f"{name}: a matrix of rows and columns is needed, this has shape {values.shape}")
@@ -38,7 +38,8 @@ class PowerLaw:
 
 
 def hill(tail: ArrayLike, cutoff: float) -> tuple[float, float]:
-    """Exponent and standard error of the values at least `cutoff` (Clauset, Shalizi, Newman 2009, eqs. 3.1, 3.2)."""
+    """Return exponent and standard error of the values at least `cutoff` (Clauset, Shalizi, Newman 2009, eqs. 3.1,
+    3.2)."""
     tail = np.asarray(tail, dtype=np.float64)
     tail = tail[tail >= cutoff]
     total = np.log(tail / cutoff).sum()
@@ -47,9 +48,9 @@ def hill(tail: ArrayLike, cutoff: float) -> tuple[float, float]:
 
 
 def power_law(values: ArrayLike, cutoff: float | None = None, least: int = 10) -> PowerLaw:
-    """The power law of the largest values. Without a cutoff, the one whose Kolmogorov-Smirnov distance is smallest is
-    taken (Clauset, Shalizi, Newman 2009, section 3.3), among those that leave at least `least` values; the stated error
-    does not include that choice. Values that are not positive are left out; too few give an exponent of nan."""
+    """Fit the power law of the largest values. Without a cutoff, the one whose Kolmogorov-Smirnov distance is smallest
+    is taken (Clauset, Shalizi, Newman 2009, section 3.3), among those that leave at least `least` values; the stated
+    error does not include that choice. Values that are not positive are left out; too few give an exponent of nan."""
     rising = np.sort(np.asarray(values, dtype=np.float64).ravel())
     rising = rising[rising > 0]
     if cutoff is None:
@@ -61,7 +62,8 @@ def power_law(values: ArrayLike, cutoff: float | None = None, least: int = 10) -
 
 
 def distance(tail: RealArray) -> float:
-    """Kolmogorov-Smirnov: how far a rising tail is, at most, from the power law fitted to all of it."""
+    """Return the Kolmogorov-Smirnov distance: the largest distance of a rising tail from the power law fitted to all of
+    it."""
     exponent, _ = hill(tail, tail[0])
     fitted = 1 - (tail / tail[0]) ** (1 - exponent)
     steps = np.arange(len(tail) + 1) / len(tail)
@@ -69,7 +71,7 @@ def distance(tail: RealArray) -> float:
 
 
 def elbow(falling: ArrayLike) -> int:
-    """Where a falling convex curve lies farthest below its chord, as an index (Satopää et al. 2011, kneedle)."""
+    """Return the index at which a falling convex curve lies farthest below its chord (Satopää et al. 2011, kneedle)."""
     curve = np.asarray(falling, dtype=np.float64)
     chord = np.linspace(curve[0], curve[-1], len(curve))
     return int(np.argmax(chord - curve))
@@ -90,10 +92,10 @@ class Spectrum:
     @classmethod
     def of(cls, matrix: ArrayLike, name: str = "matrix") -> "Spectrum":
         """All singular values of a dense matrix, by LAPACK in float64. Raises InputError where an entry is nan."""
-        given = np.asarray(matrix)
-        precision = np.finfo(given.dtype).eps if given.dtype.kind == "f" else np.finfo(np.float64).eps
-        values = np.asarray(np.linalg.svd(check_matrix(given, name), compute_uv=False), np.float64)
-        return cls(values, given.shape, name, "weight", float(precision))
+        array = np.asarray(matrix)
+        precision = np.finfo(array.dtype).eps if array.dtype.kind == "f" else np.finfo(np.float64).eps
+        values = np.asarray(np.linalg.svd(check_matrix(array, name), compute_uv=False), np.float64)
+        return cls(values, array.shape, name, "weight", float(precision))
 
     @cached_property
     def energy(self) -> RealArray:
@@ -119,7 +121,7 @@ class Spectrum:
 
     @property
     def rank(self) -> int:
-        """Numerical rank: how many σ exceed max(shape) · precision · σ₁."""
+        """The numerical rank: the number of σ that exceed max(shape) · precision · σ₁."""
         return int((self.values > max(self.shape) * self.precision * self.values[0]).sum())
 
     @property
@@ -128,11 +130,11 @@ class Spectrum:
         return float(self.values[0] / self.values[-1]) if self.values[-1] > 0 else float("inf")
 
     def rank_at(self, level: float) -> int:
-        """The smallest r with E(r) ≤ level."""
+        """Return the smallest r with E(r) ≤ level."""
         return int(np.argmax(self.tail <= level))
 
     def knees(self, levels: Sequence[float] = LEVELS) -> dict[float, int]:
-        """For each level of tail energy, the rank at which the tail crosses it."""
+        """Return, for each level of tail energy, the rank at which the tail crosses it."""
         return {level: self.rank_at(level) for level in levels}
 
     @property
@@ -146,7 +148,7 @@ class Spectrum:
         return power_law(self.energy)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The report, a measure and its value at a time."""
+        """Return the report, a measure and its value at a time."""
         knees = ", ".join(f"{rank} (tail {level:g})" for level, rank in self.knees().items())
         return [("shape", f"{self.shape[0]} x {self.shape[1]}"), ("largest σ", f"{self.values[0]:.4g}"),
                 ("condition", f"{self.condition:.4g}"), ("numerical rank", str(self.rank)),
@@ -162,8 +164,8 @@ class Spectrum:
 
 
 def leverage(matrix: ArrayLike, rank: int | None = None) -> RealArray:
-    """Leverage scores (n,) of the rows of W (n, p): squared row norms of its first `rank` left singular vectors (all
-    up to the numerical rank without one). They sum to the rank (Drineas, Mahoney, Muthukrishnan 2008)."""
+    """Compute the leverage scores (n,) of the rows of W (n, p): squared row norms of its first `rank` left singular
+    vectors (all up to the numerical rank without one). They sum to the rank (Drineas, Mahoney, Muthukrishnan 2008)."""
     values = check_matrix(matrix, "leverage")
     left, sizes, _ = np.linalg.svd(values, full_matrices=False)
     numerical = int((sizes > max(values.shape) * np.finfo(np.float64).eps * sizes[0]).sum())

@@ -1,7 +1,7 @@
 """Removing inputs of a weight for good, one group after another, the rest corrected for it: optimal brain surgeon in
 closed form (Hassibi and Stork 1993, equations 5 and 8; groups: Kurtic et al. 2023, ZipLM).
 
-The metric decides what it is: with the whole Gram of the inputs it is exact OBS; with its diagonal nothing can be
+The metric decides the method: with the whole Gram of the inputs it is exact OBS; with its diagonal nothing can be
 corrected, and the order is Wanda's (Sun et al. 2023); without one the order is that of magnitudes."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,28 +13,29 @@ from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric, output_energy
 from opmatrix.spectra.measures import RealArray, check_matrix
 
-DAMPING = 0.01                                              # of the mean diagonal, added to a full Gram: it may be
-                                                            # singular
+DAMPING = 0.01                                              # share of the mean diagonal that is added to a full
+                                                            # Gram: it may be singular
 DELAY = 64                                                  # inputs whose corrections wait, to be made by one product
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Which inputs of W (n, p) are left, rising (k,), W corrected (k, p), and ‖X(W - Ŵ)‖_F / ‖X W‖_F in the metric."""
+    """A smaller weight: the inputs of W (n, p) that are left, rising (k,), W corrected (k, p), and ‖X(W - Ŵ)‖_F / ‖X
+    W‖_F in the metric."""
     left: NDArray[np.intp]
     weight: RealArray
     error: float
 
     def whole(self, n: int) -> RealArray:
-        """The corrected weight (n, p), with rows of zeros for what was removed."""
-        found = np.zeros((n, self.weight.shape[1]))
-        found[self.left] = self.weight
-        return found
+        """Return the corrected weight (n, p), with rows of zeros for removed inputs."""
+        full = np.zeros((n, self.weight.shape[1]))
+        full[self.left] = self.weight
+        return full
 
 
 def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, group: int = 1) -> Removal:
-    """W (n, p) without `count` of its n / `group` groups of neighbouring inputs. Always the group goes that costs
-    least, tr((H⁻¹)_GG⁻¹ W_G W_Gᵀ); all that is left is corrected, W -= H⁻¹_:G (H⁻¹)_GG⁻¹ W_G, and H⁻¹ loses the
+    """Return W (n, p) without `count` of its n / `group` groups of neighbouring inputs. Always the group goes that
+    costs least, tr((H⁻¹)_GG⁻¹ W_G W_Gᵀ); all that is left is corrected, W -= H⁻¹_:G (H⁻¹)_GG⁻¹ W_G, and H⁻¹ loses the
     group's rows and columns. O(n³ + n² p) in all: corrections of up to 64 inputs are made together. Raises InputError
     where sizes do not fit."""
     return next(removals(weight, [count], gram, group))
@@ -42,7 +43,8 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
 
 def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | None = None,
              group: int = 1) -> Iterator[Removal]:
-    """What `remove` gives for several counts, rising, by one sweep: what goes first goes from all."""
+    """Yield the results of `remove` for several counts, rising, by one sweep: inputs removed for one count are removed
+    for all later ones."""
     w, g = check_matrix(weight, "weight"), metric(gram, len(weight))  # type: ignore[arg-type]
     if group < 1 or len(w) % group: raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
     for count in counts:
@@ -54,17 +56,18 @@ def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | 
             if state.waiting.shape[1] >= DELAY: state.settle()
             state.remove()
         state.settle()
-        done, found = count, Removal(state.left, state.weight, 0.0)
-        lost = output_energy(w - found.whole(len(w)), g)
-        yield replace(found, error=float(np.sqrt(lost / energy)) if energy else 0.0)
+        done, removal = count, Removal(state.left, state.weight, 0.0)
+        lost = output_energy(w - removal.whole(len(w)), g)
+        yield replace(removal, error=float(np.sqrt(lost / energy)) if energy else 0.0)
 
 
 def inverse(gram: RealArray) -> RealArray:
-    """H⁻¹ (n, n) of a full Gram, damped, or of a diagonal one; inputs that are always 0 count as next to nothing."""
+    """Return H⁻¹ (n, n) of a full Gram, damped, or of a diagonal one; inputs that are always 0 count as next to
+    nothing."""
     if gram.ndim == 1: return np.diag(1 / np.maximum(gram, np.finfo(float).tiny ** 0.5))
     mean = float(np.trace(gram)) / len(gram) or 1.0
-    found = np.linalg.inv(gram + DAMPING * mean * np.eye(len(gram)))
-    return np.asarray((found + found.T) / 2, np.float64)
+    inverted = np.linalg.inv(gram + DAMPING * mean * np.eye(len(gram)))
+    return np.asarray((inverted + inverted.T) / 2, np.float64)
 
 
 @dataclass
@@ -80,34 +83,34 @@ class Surgery:
 
     @classmethod
     def of(cls, weight: RealArray, inverse: RealArray, group: int) -> "Surgery":
-        found = cls(weight, inverse, np.arange(len(weight)), group)
-        found.begin()
-        return found
+        surgery = cls(weight, inverse, np.arange(len(weight)), group)
+        surgery.begin()
+        return surgery
 
     def begin(self) -> None:
-        """Nothing waits."""
+        """Start with no correction waiting."""
         n, p = self.weight.shape
         self.products = self.weight @ self.weight.T
         self.waiting, self.shifts, self.meets = np.zeros((n, 0)), np.zeros((0, p)), np.zeros((n, 0))     # U, Z, W Zᵀ
-        self.own, self.energy = (self.blocks(each) for each in (self.inverse, self.products))
+        self.own, self.energy = (self.blocks(matrix) for matrix in (self.inverse, self.products))
         self.gone = np.zeros(n // self.group, bool)
 
     def blocks(self, matrix: RealArray) -> RealArray:
-        """The blocks on its diagonal."""
+        """Return the blocks on the diagonal of a matrix."""
         m = len(matrix) // self.group
         return np.array(matrix.reshape(m, self.group, m, self.group)[np.arange(m), :, np.arange(m)])
 
     def settle(self) -> None:
-        """Makes the corrections that wait, and forgets what is gone."""
-        kept = np.repeat(~self.gone, self.group)
-        waiting = self.waiting[kept]
-        self.weight = self.weight[kept] - waiting @ self.shifts
-        self.inverse = self.inverse[np.ix_(kept, kept)] - waiting @ waiting.T
-        self.left = self.left[kept]
+        """Make the corrections that wait, and drop the inputs that are gone."""
+        remaining = np.repeat(~self.gone, self.group)
+        waiting = self.waiting[remaining]
+        self.weight = self.weight[remaining] - waiting @ self.shifts
+        self.inverse = self.inverse[np.ix_(remaining, remaining)] - waiting @ waiting.T
+        self.left = self.left[remaining]
         self.begin()
 
     def remove(self) -> None:
-        """The cheapest group goes."""
+        """Remove the cheapest group."""
         costs = np.linalg.solve(self.own, self.energy).trace(axis1=1, axis2=2)
         at = int(np.where(self.gone, np.inf, costs).argmin())
         rows = slice(at * self.group, (at + 1) * self.group)
@@ -115,7 +118,7 @@ class Surgery:
         root = np.linalg.inv(np.linalg.cholesky(columns[rows])).T             # (H⁻¹)_GG⁻¹ = root rootᵀ
         u, z = columns @ root, root.T @ (self.weight[rows] - self.waiting[rows] @ self.shifts)
         meets = (self.products[:, rows] - self.meets @ self.waiting[rows].T) @ root              # W zᵀ
-        now, shape = meets - self.waiting @ (self.shifts @ z.T), (-1, self.group, self.group)   # of W as it is now
+        now, shape = meets - self.waiting @ (self.shifts @ z.T), (-1, self.group, self.group)   # W zᵀ of W as it is now
         now, by = now.reshape(shape), u.reshape(shape)
         cross = now @ by.swapaxes(1, 2)
         self.energy += by @ (z @ z.T) @ by.swapaxes(1, 2) - cross - cross.swapaxes(1, 2)

@@ -19,13 +19,13 @@ MAX_RESIDUAL = 1e-8
 
 
 class Shaped(Protocol):
-    """A matrix, a sparse matrix, or what multiplies as one."""
+    """A matrix, a sparse matrix, or an object that multiplies as one."""
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 def as_linear_operator(given: object) -> "LinearOperator":
-    """A scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
+    """Return a scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
     from scipy.sparse.linalg import aslinearoperator
     try: return aslinearoperator(given)
     except TypeError as error:
@@ -33,7 +33,7 @@ def as_linear_operator(given: object) -> "LinearOperator":
 
 
 def as_dense(given: object) -> Matrix:
-    """Its entries; an implicit operator is multiplied by the identity, from its narrower side."""
+    """Return the entries; an implicit operator is multiplied by the identity, from its narrower side."""
     if isinstance(given, np.ndarray): return given
     if hasattr(given, "toarray"): return np.asarray(given.toarray())
     implicit = as_linear_operator(given)
@@ -43,18 +43,18 @@ def as_dense(given: object) -> Matrix:
 
 
 def is_symmetric(given: "Matrix | csr_array | LinearOperator") -> bool:
-    """Whether a stored matrix equals its conjugate transpose; implicit ones are not assumed to."""
+    """True if a stored matrix equals its conjugate transpose; implicit operators are not assumed to."""
     if isinstance(given, np.ndarray): return np.array_equal(given, given.conj().T)
     return hasattr(given, "toarray") and abs(given - given.conj().T).sum() == 0
 
 
 def take_largest(values: Matrix, count: int | None) -> Matrix:
-    """The first `count` by falling magnitude."""
+    """Return the first `count` by falling magnitude."""
     return values[np.argsort(-abs(values), kind="stable")][:count]
 
 
 def lapack(given: object, count: int | None, symmetric: bool, seed: int) -> Matrix:
-    """All eigenvalues, then the wanted ones."""
+    """Compute all eigenvalues, then take the wanted ones."""
     return take_largest((np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(as_dense(given)), count)
 
 
@@ -74,9 +74,9 @@ def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     implicit = as_linear_operator(given)
     start = np.random.default_rng(seed).standard_normal((implicit.shape[0], min(2 * count, implicit.shape[0])))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)        # what it warns of is checked below
-        found = [scipy_lobpcg(implicit, start, tol=MAX_RESIDUAL, maxiter=500, largest=end) for end in (True, False)]
-    values, vectors = (np.concatenate(part, axis=-1) for part in zip(*found, strict=True))
+        warnings.simplefilter("ignore", UserWarning)        # the residual that it warns of is checked below
+        ends = [scipy_lobpcg(implicit, start, tol=MAX_RESIDUAL, maxiter=500, largest=end) for end in (True, False)]
+    values, vectors = (np.concatenate(part, axis=-1) for part in zip(*ends, strict=True))
     order = np.argsort(-abs(values), kind="stable")[:count]
     left = np.linalg.norm(implicit @ vectors[:, order] - vectors[:, order] * values[order], axis=0).max()
     if left > 1e-6 * abs(values[order[0]]): raise failed("lobpcg", f"a residual of {left:.1e} is left")
@@ -84,15 +84,15 @@ def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
 
 
 def united(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
-    """Unite and conquer, with subspaces of 2, 3 and 4 times what is wanted."""
+    """Run unite and conquer, with subspaces of 2, 3 and 4 times the wanted count."""
     sizes = [min(factor * count + 5, given.shape[0]) for factor in (2, 3, 4)]
-    found = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
-    if not found.converged: raise failed("unite", str(found).splitlines()[0])
-    return found.values
+    pairs = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
+    if not pairs.converged: raise failed("unite", str(pairs).splitlines()[0])
+    return pairs.values
 
 
 def failed(solver: str, why: str) -> InputError:
-    """The error of a solver that did not converge."""
+    """Return the error of a solver that did not converge."""
     return InputError(f"eigenvalues: solver {solver!r} did not converge ({why}); ask for fewer or take another solver")
 
 
@@ -100,7 +100,8 @@ EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "
 
 
 def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int | None, room: int) -> str:
-    """The solver meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted, else ARPACK."""
+    """Return the solver that is meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted,
+    else ARPACK. Raises InputError for an unknown solver and a count that does not fit."""
     if len(given.shape) != 2: raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
     small = min(given.shape)
     if count is not None and not 1 <= count <= small:
@@ -115,28 +116,28 @@ def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int
 
 def eigenvalues(matrix: Shaped, count: int | None = None, solver: str = "auto", symmetric: bool | None = None,
                 seed: int = 0) -> Matrix:
-    """The `count` eigenvalues of largest magnitude (all without one) of a square matrix, sparse matrix or
-    LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. Whether a stored matrix is
-    symmetric is looked up; of an implicit one it must be said. Raises InputError for what does not fit."""
+    """Compute the `count` eigenvalues of largest magnitude (all without one) of a square matrix, sparse matrix or
+    LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. `symmetric` of a stored
+    matrix is looked up; for an implicit one it must be given. Raises InputError for arguments that do not fit."""
     if matrix.shape[0] != matrix.shape[-1]: raise InputError(f"eigenvalues: the matrix is {matrix.shape}, not square")
     chosen = choose_solver(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0))
     return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
 
 
 def normal(given: object) -> "LinearOperator":
-    """AᴴA or AAᴴ, whichever is smaller, as an operator: its eigenvalues are the squared singular values."""
+    """Return AᴴA or AAᴴ, whichever is smaller, as an operator: its eigenvalues are the squared singular values."""
     a = as_linear_operator(given)
     return a.H @ a if a.shape[0] >= a.shape[1] else a @ a.H
 
 
 def randomised(given: object, count: int, seed: int) -> NDArray[np.float64]:
-    """The values of `randomised_svd`."""
+    """Return the values of `randomised_svd`."""
     return randomised_svd(given, count, seed=seed)[1]
 
 
 def randomised_svd(matrix: object, count: int, oversampling: int = 10, powers: int = 4,
                    seed: int = 0) -> tuple[Matrix, NDArray[np.float64], Matrix]:
-    """U (n, count), σ (count,), Vᴴ (count, p) from a random sketch with `powers` subspace iterations (Halko,
+    """Compute U (n, count), σ (count,), Vᴴ (count, p) from a random sketch with `powers` subspace iterations (Halko,
     Martinsson, Tropp 2011, algorithms 4.4, 5.1). Not exact: the error shrinks as the decay of σ to 2 `powers` + 1."""
     a = as_linear_operator(matrix)
     width = min(count + oversampling, *a.shape)
@@ -147,7 +148,8 @@ def randomised_svd(matrix: object, count: int, oversampling: int = 10, powers: i
 
 
 def squared(solver: str) -> Callable[..., NDArray[np.float64]]:
-    """Singular values through an eigensolver on the normal operator: values below 1e-8 of the largest are rounding."""
+    """Return a solver of singular values by an eigensolver on the normal operator: values below 1e-8 of the largest are
+    rounding."""
     return lambda given, count, seed: np.sqrt(np.maximum(EIGEN[solver](normal(given), count, True, seed).real, 0))
 
 
@@ -158,7 +160,8 @@ SINGULAR: dict[str, Callable[..., NDArray[np.float64]]] = {
 
 def singular_values(matrix: Shaped, count: int | None = None, solver: str = "auto",
                     seed: int = 0) -> NDArray[np.float64]:
-    """The `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator, falling.
-    `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). InputError as `eigenvalues`."""
+    """Compute the `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator,
+    falling. `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). Raises InputError as
+    `eigenvalues`."""
     chosen = choose_solver(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0))
     return SINGULAR[chosen](matrix, count, seed)

@@ -21,7 +21,7 @@ SPARE = 2                                                   # Ritz pairs carried
 
 
 class SquareOperator(Protocol):
-    """A matrix, or what has its shape and type of numbers and multiplies as one."""
+    """A matrix, or an object with its shape and type of numbers that multiplies as one."""
     def __matmul__(self, x: Matrix, /) -> Matrix: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -31,8 +31,8 @@ class SquareOperator(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """Eigenvalues of largest magnitude first (k,), vectors (n, k), ‖A u - λ u‖ (k,), and what they took: restarts,
-    products with A, and the worst relative residual at each restart."""
+    """Eigenvalues of largest magnitude first (k,), vectors (n, k), ‖A u - λ u‖ (k,), and their cost: restarts, products
+    with A, and the worst relative residual at each restart."""
     values: Matrix
     vectors: Matrix
     residuals: NDArray[np.float64]
@@ -60,8 +60,8 @@ class Counted:
 
 
 def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix]:
-    """V (n, m+1) orthonormal and H (m+1, m) with A V_m = V_{m+1} H; fewer where the subspace is already invariant.
-    Classical Gram-Schmidt twice (Saad 2011, algorithm 6.2, reorthogonalised)."""
+    """Compute V (n, m+1) orthonormal and H (m+1, m) with A V_m = V_{m+1} H; fewer columns where the subspace is already
+    invariant. Classical Gram-Schmidt twice (Saad 2011, algorithm 6.2, reorthogonalised)."""
     basis = np.zeros((len(start), size + 1), start.dtype)
     inner = np.zeros((size + 1, size), start.dtype)
     basis[:, 0] = start / np.linalg.norm(start)
@@ -78,41 +78,42 @@ def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix
 
 
 def project(inner: Matrix, count: int, symmetric: bool) -> tuple[Matrix, Matrix]:
-    """The `count` eigenpairs of a small projected matrix that are largest in magnitude."""
+    """Compute the `count` eigenpairs of a small projected matrix that are largest in magnitude."""
     values, vectors = np.linalg.eigh((inner + inner.conj().T) / 2) if symmetric else np.linalg.eig(inner)
     order = np.argsort(-abs(values), kind="stable")[:count]
     return values[order], vectors[:, order]
 
 
 def spanning(vectors: Matrix, dtype: DType) -> Matrix:
-    """Vectors of the given type with the same span: conjugate pairs of a real operator become their two real parts."""
+    """Return vectors of the given type with the same span: conjugate pairs of a real operator become their two real
+    parts."""
     if np.iscomplexobj(vectors) and not np.issubdtype(dtype, np.complexfloating):
         return np.concatenate([vectors.real, vectors.imag], axis=1)
     return vectors
 
 
 def rayleigh_ritz(basis: Matrix, image: Matrix, count: int, symmetric: bool) -> tuple[Matrix, Matrix, Matrix]:
-    """Eigenvalues, vectors U and images A U of A projected on the span of a basis whose image A B is known. Directions
-    that the basis holds only to a part in 1e6 are left out: they would carry rounding, not information."""
+    """Compute eigenvalues, vectors U and images A U of A projected on the span of a basis whose image A B is known.
+    Directions that the basis holds only to a part in 1e6 are left out: they would carry rounding, not information."""
     size = np.linalg.norm(basis, axis=0)
     basis, image = basis[:, size > 0] / size[size > 0], image[:, size > 0] / size[size > 0]
     _, strength, turn = np.linalg.svd(basis, full_matrices=False)
-    kept = strength > 1e-6 * strength[0]
-    change = turn[kept].conj().T / strength[kept]
+    strong = strength > 1e-6 * strength[0]
+    change = turn[strong].conj().T / strength[strong]
     frame, moved = basis @ change, image @ change
     values, inner = project(frame.conj().T @ moved, count, symmetric)
     return values, frame @ inner, moved @ inner
 
 
 def relative(values: Matrix, vectors: Matrix, images: Matrix) -> NDArray[np.float64]:
-    """‖A u - λ u‖ / |λ|, less what rounding leaves of the largest λ (an eigenvalue zero has no relative residual)."""
+    """Compute ‖A u - λ u‖ / |λ|, less the rounding of the largest λ (an eigenvalue zero has no relative residual)."""
     rounding = 100 * np.finfo(np.float64).eps * abs(values[:1])
     left = np.linalg.norm(images - vectors * values, axis=0) - rounding
     return np.asarray(np.maximum(left, 0) / np.maximum(abs(values), np.finfo(np.float64).tiny))
 
 
 def checked(operator: SquareOperator, count: int, subspaces: Sequence[int]) -> DType:
-    """The type of the numbers to work in; an InputError where the sizes do not fit."""
+    """Return the type of the numbers to work in. Raises InputError where the sizes do not fit."""
     n = operator.shape[0]
     if tuple(operator.shape) != (n, n):
         raise InputError(f"eigenpairs: the operator has shape {tuple(operator.shape)}; it must be square")
@@ -125,11 +126,12 @@ def checked(operator: SquareOperator, count: int, subspaces: Sequence[int]) -> D
 def unite_and_conquer(operator: SquareOperator, count: int, subspaces: Sequence[int] = (10, 15, 20),
                       tolerance: float = 1e-8, restarts: int = 300, symmetric: bool = False,
                       seed: int = 0) -> Eigenpairs:
-    """The `count` eigenpairs of largest magnitude of a square operator (anything with shape, dtype and `@`).
+    """Compute the `count` eigenpairs of largest magnitude of a square operator (anything with shape, dtype and `@`).
 
     Each restart builds one Krylov subspace of each size, unites them with the last restart's vectors, and stops when
     every wanted residual is at most `tolerance` · |λ|, confirmed with fresh products. `symmetric` promises A = Aᴴ.
-    Deterministic for a seed; failing to converge is said in the result. Raises InputError for sizes that do not fit."""
+    Deterministic for a seed; the result tells where it did not converge. Raises InputError for sizes that do not
+    fit."""
     dtype, random, counted = checked(operator, count, subspaces), np.random.default_rng(seed), Counted(operator)
     n, wanted = operator.shape[0], min(count + SPARE, operator.shape[0])
     starts = [random.standard_normal(n).astype(dtype) for _ in subspaces]
@@ -139,21 +141,22 @@ def unite_and_conquer(operator: SquareOperator, count: int, subspaces: Sequence[
         built = [arnoldi(counted, start, min(size, n)) for start, size in zip(starts, subspaces, strict=True)]
         known = pool + [(basis[:, :-1], basis @ inner) for basis, inner in built]
         basis, image = (np.hstack(part) for part in zip(*known, strict=True))
-        found = rayleigh_ritz(basis, image, wanted, symmetric)
-        left = relative(*found)[:count]
+        ritz = rayleigh_ritz(basis, image, wanted, symmetric)
+        left = relative(*ritz)[:count]
         history.append(float(left.max()))
         if history[-1] <= tolerance or len(history) == restarts:
-            pairs = confirmed(counted, found, count, history, tolerance)
+            pairs = confirmed(counted, ritz, count, history, tolerance)
             if pairs.converged or len(history) == restarts: return pairs
-        pool = [(spanning(found[1], dtype), spanning(found[2], dtype))]
-        unfinished = found[1][:, :count][:, left > tolerance]
+        pool = [(spanning(ritz[1], dtype), spanning(ritz[2], dtype))]
+        unfinished = ritz[1][:, :count][:, left > tolerance]
         starts = [restart(unfinished, len(inner[0]) < min(size, n), random, dtype)
                   for (_, inner), size in zip(built, subspaces, strict=True)]
 
 
 def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype: DType) -> Matrix:
-    """A random combination of the vectors; a random vector where there are none, or the last subspace was invariant
-    and so has nothing more to tell. Of complex vectors of a real operator, a real one in the span of the pairs."""
+    """Return a random combination of the vectors; a random vector where there are none, or where the last subspace was
+    invariant and so has nothing more to tell. Of complex vectors of a real operator, a real one in the span of the
+    pairs."""
     if invariant or not vectors.shape[1]: return random.standard_normal(len(vectors)).astype(dtype)
     real = spanning(vectors, dtype)
     return np.asarray(real @ random.standard_normal(real.shape[1])).astype(dtype)
@@ -161,8 +164,8 @@ def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype
 
 def restarted_arnoldi(operator: SquareOperator, count: int, subspace: int = 20, tolerance: float = 1e-8,
                       restarts: int = 300, symmetric: bool = False, seed: int = 0) -> Eigenpairs:
-    """One explicitly restarted Arnoldi process, ERAM (Saad 2011, section 6.4): what uniting is measured against. It
-    restarts from the sum of the wanted Ritz vectors, each weighted by its residual. Results as `unite_and_conquer`."""
+    """Run one explicitly restarted Arnoldi process, ERAM (Saad 2011, section 6.4): the baseline of uniting. It restarts
+    from the sum of the wanted Ritz vectors, each weighted by its residual. Results as `unite_and_conquer`."""
     dtype, counted = checked(operator, count, (subspace,)), Counted(operator)
     n, random = operator.shape[0], np.random.default_rng(seed)
     start = random.standard_normal(n).astype(dtype)
@@ -170,18 +173,18 @@ def restarted_arnoldi(operator: SquareOperator, count: int, subspace: int = 20, 
     while True:
         basis, inner = arnoldi(counted, start, min(subspace, n))
         values, inside = project(inner[:-1], count, symmetric)
-        found = values, basis[:, :-1] @ inside, basis @ (inner @ inside)
-        left = relative(*found)
+        ritz = values, basis[:, :-1] @ inside, basis @ (inner @ inside)
+        left = relative(*ritz)
         history.append(float(left.max()))
         if history[-1] <= tolerance or len(history) == restarts:
-            pairs = confirmed(counted, found, count, history, tolerance)
+            pairs = confirmed(counted, ritz, count, history, tolerance)
             if pairs.converged or len(history) == restarts: return pairs
-        start = (spanning(found[1] * left, dtype).sum(1) if left.any() else random.standard_normal(n)).astype(dtype)
+        start = (spanning(ritz[1] * left, dtype).sum(1) if left.any() else random.standard_normal(n)).astype(dtype)
 
 
 def confirmed(counted: Counted, found: tuple[Matrix, Matrix, Matrix], count: int, history: list[float],
               tolerance: float) -> Eigenpairs:
-    """The pairs with residuals from fresh products; converged where those are within twice the tolerance."""
+    """Return the pairs with residuals from fresh products; converged where those are within twice the tolerance."""
     values, vectors = found[0][:count], found[1][:, :count]
     vectors = vectors / np.linalg.norm(vectors, axis=0)
     images = counted @ vectors

@@ -1,1 +1,2 @@
-"""What may be approximated where: sites that read a weight, trials, errors of methods and blocks, their cache."""
+"""Approximations and where they are possible: sites that read a weight, trials, errors of methods and blocks, their
+cache."""

@@ -1,5 +1,5 @@
-"""What each block substitution of a model costs in error: of layers left out and side by side by the model's own
-factors; of attention that sees fewer keys by the exact program with another pattern in one step."""
+"""The error of each block substitution of a model. Layers left out or run side by side are tried with the model's own
+factors. Attention that sees fewer keys is tried in the exact program, with another pattern in one step."""
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,26 +27,27 @@ from rewrites.search.substitutions import LAYER_DROPPED, BlockSubstitution, list
 from rewrites.verify.differences import difference
 from rewrites.workload.workload import Workload
 
-ROUNDING = 2.0 ** -24                                       # relative: what float32 does not tell from nothing
-PROBED = 8                                                  # sentences, of which the longest says first what may serve
-FARTHER = 4.0                                               # times the error allowed, that the stream may be off there
-PASSES = 300                                                # of a trial by kernels: what a pass of the oracle takes
-REPAID = 0.01                                               # of a program's seconds that a pattern in all parts saves
-ALIKE = 0.9                                                 # of the share of scores that a pattern leaves out when
-                                                            # timed, and leaves out where errors are measured
-SENTENCES = 2                                               # that errors are measured on
+ROUNDING = 2.0 ** -24                                       # smallest relative change that float32 resolves
+PROBED = 8                                                  # sentences whose longest one is the first test
+FARTHER = 4.0                                               # largest change of the stream, in multiples of `most`
+PASSES = 300                                                # time of a pass of the oracle, in trials by kernels
+REPAID = 0.01                                               # least share of a program's seconds to save
+ALIKE = 0.9                                                 # the error texts must skip at least 90 % as many scores as
+                                                            # the timed text does
+SENTENCES = 2                                               # sentences that errors are measured on
 PartFactors = Sequence[Sequence[Operator]]                       # the factors of every part of a model
 
 
 def with_error(tried: BlockSubstitution, change: float, most: float) -> list[BlockSubstitution]:
-    """A substitution with the error of a relative change of the output; nothing where that is more than `most`."""
+    """Return a list of the substitution with the error of a relative change of the output; an empty list if the change
+    is above `most`."""
     return [replace(tried, error=max(ROUNDING, change) ** 2)] if change <= most else []
 
 
 @dataclass
 class BlockTrials(Trials[BlockSubstitution]):
-    """Layers left out and side by side, tried on the rows of a batch by the factors of a model's parts. Of a large
-    program only layers may be left out, as the residual stream says at once which."""
+    """Layers left out or run side by side, tried on the rows of a batch by the factors of a model's parts. For a large
+    program only layers may be left out, as one pass of the residual stream selects them."""
 
     groups: PartFactors
     program: Program
@@ -54,24 +55,25 @@ class BlockTrials(Trials[BlockSubstitution]):
     attempts: Attempts = field(default_factory=Attempts)
 
     def candidates(self) -> list[BlockSubstitution]:
-        """Every substitution that is tried."""
+        """Return every substitution that is tried."""
         small = self.program.stored_bytes <= LARGE
-        return [each for each in list_substitutions(self.groups) if small or each.what == LAYER_DROPPED]
+        return [substitution for substitution in list_substitutions(self.groups)
+                if small or substitution.what == LAYER_DROPPED]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """The candidates that change the output by at most `most`, relative. One sentence says first which may: those
-        that leave the residual stream near what it was."""
+        """Return the candidates that change the output by at most `most`, relative. One sentence first rules out the
+        substitutions that change the residual stream too much."""
         tried = self.candidates() if most else []
         if tried and not self.batch.alone:
             longest = max(islice(self.batch, PROBED), key=lambda each: each.rows)
             stream = residual_stream(self.groups, Batch([longest.tokens[:SHORTEST]], [longest.kinds[:SHORTEST]]))
-            tried = [each for each in tried if self.may_serve(each, stream, most)]
+            tried = [substitution for substitution in tried if self.may_serve(substitution, stream, most)]
         if not tried: return []
         return measure_blocks(self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most,
                               self.attempts)
 
     def may_serve(self, each: BlockSubstitution, stream: Sequence[DenseReading], most: float) -> bool:
-        """True where a substitution leaves the residual stream near what it was; False where it fails."""
+        """True if a substitution changes the residual stream by little enough; False where it fails."""
         change = inf
         with self.attempts.leave_out(each):
             change = relative_change(each.factors, stream[each.first], stream[each.last + 1])
@@ -80,38 +82,39 @@ class BlockTrials(Trials[BlockSubstitution]):
 
 def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch,
                    most: float, attempts: Attempts) -> list[BlockSubstitution]:
-    """Substitutions with what each alone does to the output on a batch; those whose relative change is at most
-    `most`."""
+    """Return the substitutions whose relative change of the output on a batch is at most `most`, each with its
+    error."""
     stream, measured = residual_stream(groups, batch), list[BlockSubstitution]()
-    for each in tried:
-        with attempts.leave_out(each):
-            factors = [*each.factors, *chain(*groups[each.last + 1:])]
-            measured += with_error(each, relative_change(factors, stream[each.first], stream[-1]), most)
+    for substitution in tried:
+        with attempts.leave_out(substitution):
+            factors = [*substitution.factors, *chain(*groups[substitution.last + 1:])]
+            measured += with_error(substitution, relative_change(factors, stream[substitution.first], stream[-1]), most)
     return measured
 
 
 def residual_stream(groups: PartFactors, batch: Batch) -> list[DenseReading]:
-    """What enters on a batch, then what every part makes of it."""
+    """Return the input of the first part on a batch, then the output of every part."""
     stream = [entered(groups[0][0], batch, dtype=np.float32)]
     for group in groups: stream.append(apply_factors(group, stream[-1]))
     return stream
 
 
 def relative_change(factors: Sequence[Operator], x: DenseReading, wanted: DenseReading) -> float:
-    """How far what factors make of a value is from what is wanted, relative."""
+    """Return the relative difference between the output of factors for a value, and `wanted`."""
     return difference(apply_factors(factors, x).array, wanted.array)
 
 
 def apply_factors(factors: Iterable[Operator], x: DenseReading) -> DenseReading:
-    """What factors make of a value, one after another."""
+    """Return the output of factors, one after another, for a value."""
     for factor in factors: x = apply_factor(factor, x)
     return x
 
 
 @dataclass
 class SparseAttentionTrials(Trials[BlockSubstitution]):
-    """Attention that sees fewer keys, tried in an exact program, for what its workload times: `parts` has the part of
-    each step's output. Errors are measured on sentences that choose, and will be stated of those that state."""
+    """Attention that sees fewer keys, tried in an exact program, for the batch that its workload times. `parts` has the
+    part of each step's output. Errors are measured on sentences that choose programs, and stated later from other
+    sentences."""
 
     groups: PartFactors
     program: Program
@@ -121,42 +124,44 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     attempts: Attempts = field(default_factory=Attempts)
 
     def candidates(self) -> list[BlockSubstitution]:
-        """Every substitution that pays, and whose error is known."""
+        """Return every substitution that pays, and whose error is known."""
         return self.measurable
 
     @cached_property
     def measurable(self) -> list[BlockSubstitution]:
-        """Substitutions that pay, and leave out enough of the scores of the text that errors are measured on."""
+        """The substitutions that pay, and leave out enough scores of the text that errors are measured on."""
         judges, timed = (self.workload.choose, self.workload.state), self.workload.timed
-        return [each for each in self.paying
-                if min(self.left_out(each, batch) for batch in judges) >= ALIKE * self.left_out(each, timed)]
+        return [substitution for substitution in self.paying
+                if min(self.left_out(substitution, batch) for batch in judges)
+                >= ALIKE * self.left_out(substitution, timed)]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """The candidates that change the output by at most `most`, relative, in the order of the program's steps: the
-        steps before one are done once for all."""
+        """Return the candidates that change the output by at most `most`, relative, in the order of the program's
+        steps: the steps before one run once for all."""
         measured = list[BlockSubstitution]()
         if not most or not (tried := self.candidates()): return measured
         wanted, values = self.program.run(self.sample), list[FloatRows | None]()
-        for each in sorted(tried[:max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
-            at = self.steps[each.first]
+        for substitution in sorted(tried[:max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
+            at = self.steps[substitution.first]
             for _ in self.program.schedule.walk(self.sample, values, at): pass
-            with self.attempts.leave_out(each):
-                [rows] = try_steps(self.program, {at: [self.sparse_call(each)]}, [*values], self.sample)
-                measured += with_error(each, difference(rows, wanted), most)
+            with self.attempts.leave_out(substitution):
+                [rows] = try_steps(self.program, {at: [self.sparse_call(substitution)]}, [*values], self.sample)
+                measured += with_error(substitution, difference(rows, wanted), most)
         return measured
 
     @cached_property
     def paying(self) -> list[BlockSubstitution]:
-        """The substitutions whose pattern saves enough of the program's seconds, were it in every part."""
+        """The substitutions whose pattern saves enough of the program's seconds, if every part had it."""
         if self.workload.timed.alone or self.workload.generation: return []     # sessions see all rows
         tried = sparse_attention_candidates(self.groups, sentence_lengths(self.workload.timed))
-        if not (known := [each for each in tried if each.first in self.steps]): return []
+        if not (known := [substitution for substitution in tried if substitution.first in self.steps]): return []
         least = REPAID * self.prices.spent(self.program.schedule.cost)
-        return [each for each in known if self.saved(each) * len(self.steps) >= least]
+        return [substitution for substitution in known if self.saved(substitution) * len(self.steps) >= least]
 
     @property
     def unmeasurable(self) -> str:
-        """Why no error is known of what would pay: text is too short to say it. Empty where that is not so."""
+        """The reason why the error of substitutions that pay is unknown: the text is too short to measure it. Empty
+        otherwise."""
         if not self.paying or self.measurable: return ""
         judged, timed = (int(sentence_lengths(batch).max()) for batch in (self.workload.state, self.workload.timed))
         return (f"attention sees all keys: texts that errors are stated of have {judged} tokens at most, which does "
@@ -165,51 +170,51 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     @cached_property
     def steps(self) -> dict[int, int]:
         """The number of the step of each part that has one attention whose kernel takes any pattern."""
-        found: dict[int, list[int]] = {}
+        attentions: dict[int, list[int]] = {}
         for at, step in enumerate(self.program.steps):
             if "mask0" in self.dense_call(at).kernel.operands and step.output in self.parts:
-                found.setdefault(self.parts[step.output], []).append(at)
-        return {part: every[0] for part, every in found.items() if len(every) == 1}
+                attentions.setdefault(self.parts[step.output], []).append(at)
+        return {part: every[0] for part, every in attentions.items() if len(every) == 1}
 
     def dense_call(self, at: int) -> Call:
-        """A step of the program."""
+        """Return the call of a step of the program."""
         return self.program.schedule.calls[self.program.schedule.first + at]
 
     def sparse_call(self, each: BlockSubstitution) -> Call:
-        """The step of a substitution's part with its pattern."""
+        """Return the step of a substitution's part with its pattern."""
         at = self.steps[each.first]
         attributes = {**self.program.steps[at].attributes, "where": sparse_pattern(each).form}
         return trials.change_step(self.program, at, {}, attributes=attributes)
 
     def saved(self, each: BlockSubstitution) -> float:
-        """Predicted seconds that a substitution's pattern saves."""
+        """Return the predicted seconds that a substitution's pattern saves."""
         dense, sparse = (self.prices.spent(partial(one.kernel.cost, one.bound, one.shape))
                          for one in (self.dense_call(self.steps[each.first]), self.sparse_call(each)))
         return dense - sparse
 
     def left_out(self, each: BlockSubstitution, batch: Batch) -> float:
-        """The share of scores that a substitution leaves out of those of a batch."""
+        """Return the share of the scores of a batch that a substitution leaves out."""
         whole, lengths = pattern(self.dense_call(self.steps[each.first]).bound), sentence_lengths(batch)
         return 1 - count_scores(sparse_pattern(each), lengths) / count_scores(whole, lengths)
 
     @property
     def passes(self) -> int:
-        """How many trials there may be."""
+        """The largest number of trials."""
         return int(WORK / (self.sample.rows * trials.half_pass(self.program)))
 
     @cached_property
     def sample(self) -> Batch:
-        """The longest of the sentences that choose; one for a large model."""
+        """The longest of the sentences that choose: `SENTENCES` of them, one for a large model."""
         count = SENTENCES if self.program.stored_bytes <= LARGE else 1
         return join_batches(sorted(self.workload.choose, key=lambda row: -row.rows)[:count])
 
 
 def sparse_pattern(each: BlockSubstitution) -> Pattern:
-    """Whom the attention of a substitution sees."""
+    """Return the pattern of a substitution: the keys that each query of its attention sees."""
     assert each.where is not None
     return each.where
 
 
 def sentence_lengths(batch: Batch) -> NDArray[np.int64]:
-    """Tokens of each sentence."""
+    """Return the tokens of each sentence."""
     return np.diff(batch.starts)

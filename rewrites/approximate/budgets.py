@@ -1,6 +1,6 @@
 """The cheapest program of a whole model within budgets of error and memory. A linear program over columns prices the
-budgets, each part answers with the program that is cheapest at these prices (Dantzig and Wolfe 1960), and what all
-parts answer to one price proves a bound for every program (Geoffrion 1974)."""
+budgets; each part answers with its cheapest program at these prices (Dantzig and Wolfe 1960). The answers of all parts
+to one price prove a bound for every program (Geoffrion 1974)."""
 import sys
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -25,19 +25,20 @@ from rewrites.lowering.representations import Methods
 from rewrites.lowering.sharing import find_shared, users
 from rewrites.search.search import SearchSpace, Structure, lowest
 
-SEEDS = 3                                                   # rounds of one part a structure before all are asked
-PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
-SLACK = 1e-4                                                # relative, between the relaxation and its bound
+SEEDS = 3                                                   # rounds of one part a structure before all parts are solved
+PRICING_ROUNDS = 40                                         # most rounds of pricing columns of known shapes
+SLACK = 1e-4                                                # relative difference of the relaxation and its bound
 UNITS: tuple[DualPrice, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
 def within(space: SearchSpace, methods: Methods, **budgets: Any) -> Structure:
-    """The cheapest program of a space within budgets: see Budgets.within."""
+    """Return the cheapest program of a space within budgets: see Budgets.within."""
     return Budgets(space, methods).within(**budgets)
 
 
 def link_stages(stages: Sequence[PartProblem]) -> dict[Shared, float]:
-    """What several parts may read, with its bytes; every stage is told what of it it offers, and its share."""
+    """Return the contents that several parts may read, with their bytes. Each stage gets the shared contents that it
+    offers, with its share."""
     counted = users((stage.number, stage.lowering, stage.problem) for stage in stages)
     sizes: dict[Shared, float] = {}
     for stage in stages:
@@ -48,7 +49,7 @@ def link_stages(stages: Sequence[PartProblem]) -> dict[Shared, float]:
 
 
 class Budgets:
-    """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the
+    """The programs of a space, where `methods` gives the representations of each use of a weight. Searches share the
     shapes of programs that they find."""
 
     def __init__(self, space: SearchSpace, methods: Methods) -> None:
@@ -60,27 +61,27 @@ class Budgets:
 
     def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = (1, 0, 0),
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
-        """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most
-        `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
-        relative `gap` (infinite: nothing is proved), or at the time limit with the best so far. Raises Infeasible where
-        no program was found within the budgets."""
+        """Return the cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at
+        most `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
+        relative `gap` (infinite: without a proof), or at the time limit with the best so far. Raises Infeasible if no
+        program was found within the budgets."""
         start = time.perf_counter()
         limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
-        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool, self.sizes)
-        found.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
+        search = Budgeted(self.stages, weights, limits, start + time_limit, self.pool, self.sizes)
+        search.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
         self.seeded.add(weights)
-        if found.best is None:
+        if search.best is None:
             raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is "
-                             f"over by {found.over:.3g} of a budget")
-        chosen = [self.stages[column.stage].extraction(column, weights) for column in found.best]
-        route = [(self.stages[column.stage].number, self.stages[column.stage].pair) for column in found.best]
-        return self.space.structure(route, chosen, found.bound, inf,
-                                    {"within": time.perf_counter() - start}, found.master.cost(found.best))
+                             f"over by {search.over:.3g} of a budget")
+        chosen = [self.stages[column.stage].extraction(column, weights) for column in search.best]
+        route = [(self.stages[column.stage].number, self.stages[column.stage].pair) for column in search.best]
+        return self.space.structure(route, chosen, search.bound, inf,
+                                    {"within": time.perf_counter() - start}, search.master.cost(search.best))
 
 
 @dataclass
 class Budgeted:
-    """A search within budgets. Parts of equal structure share the shapes of programs that are known."""
+    """A search within budgets. Parts of equal structure share the known shapes of programs."""
 
     stages: list[PartProblem]
     weights: DualPrice
@@ -94,11 +95,12 @@ class Budgeted:
 
     @property
     def most(self) -> float:
-        """The error of any one method: what is more is over budget alone. Infinite is none at all."""
+        """Largest error of any one method: a larger one is over budget alone. It is finite even without an error
+        budget."""
         return self.limits.get(2, sys.float_info.max)
 
     def run(self, gap: float, seeds: int = SEEDS) -> None:
-        """One stage of each structure is asked until prices settle, then all of them until the bound meets the best."""
+        """Solve one stage of each structure until prices settle, then all stages until the bound meets the best."""
         first = [*{stage.key: at for at, stage in enumerate(self.stages)}.values()]
         if seeds:
             self.ask(self.weights, first)
@@ -109,14 +111,14 @@ class Budgeted:
             dual = self.filled()
             self.over = dual.over
             self.improve(dual)
-            proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
+            proved = dual.value - self.bound <= SLACK * dual.value   # relaxation solved; the rest is integrality
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return
             self.bound = max(self.bound, self.least(dual.price, dual.links))
 
     @property
     def scale(self) -> float:
-        """About what a whole program costs."""
+        """Approximate cost of a whole program."""
         costs: dict[int, float] = {}
         for column in self.columns(self.weights):
             stage, cost = self.stages[column.stage], float(column.spent @ self.weights)
@@ -127,7 +129,8 @@ class Budgeted:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
     def ask(self, price: DualPrice, ats: Sequence[int], links: Links = NO_LINKS) -> dict[int, float]:
-        """The least that each of these stages costs at these prices; what it answers joins the pool."""
+        """Return the least cost of each of these stages at these prices; the shapes that they answer with join the
+        pool."""
         least = {}
         for at in ats:
             known = self.pool.setdefault(self.stages[at].key, {})
@@ -138,8 +141,8 @@ class Budgeted:
         return least
 
     def least(self, price: DualPrice, links: Links = NO_LINKS) -> float:
-        """What no program within the budgets can cost less than, by what every stage answers to these prices. What is
-        shared costs its bytes less what parts pay for it."""
+        """Return a lower bound of the cost of every program within the budgets, from the answers of every stage to
+        these prices. Shared contents cost their bytes less the payments of the parts."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
         for at, least in self.ask(price, range(len(self.stages)), links).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
@@ -150,8 +153,8 @@ class Budgeted:
         return lowest([answers[number] for number in numbers], [spans[number] for number in numbers]) - paid + over
 
     def filled(self) -> Dual:
-        """The relaxation over every column that the known shapes make: priced out until none would lower it, or so
-        often; it is of all columns there are then."""
+        """Return the relaxation over all columns of the known shapes, after `PRICING_ROUNDS` rounds of pricing or when
+        no column would lower it. It covers the columns of the last round."""
         for price in UNITS:
             for column in self.columns(price):
                 self.master.add(column)
@@ -165,16 +168,16 @@ class Budgeted:
         return dual
 
     def columns(self, price: DualPrice, links: Links = NO_LINKS) -> Iterator[Column]:
-        """Every known shape of every stage, with the methods that are cheapest at these prices."""
+        """Yield every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():
                 yield stage.column(at, shape, price, self.most, links)
 
     def improve(self, dual: Dual) -> None:
-        """A better program of whole columns, and with the methods of all its weights chosen anew; where columns fit no
-        budget together, the methods alone may."""
+        """Update the best program: from whole columns, or with the methods of all its weights chosen again. The latter
+        can fit the budgets where no path of columns does."""
         path = self.master.integer(0.5)
-        others = [each for each in (path, self.best, self.master.rounded(dual)) if each]
-        for tried in (path, *(self.master.reassign_methods(each, 0.5) for each in others)):
+        others = [columns for columns in (path, self.best, self.master.rounded(dual)) if columns]
+        for tried in (path, *(self.master.reassign_methods(columns, 0.5) for columns in others)):
             if self.master.cost(tried, self.master.preferred) < self.master.cost(self.best, self.master.preferred):
                 self.best = tried

@@ -1,5 +1,5 @@
 """Programs of a whole model as paths over columns: a column is one program of a part between two border states, with a
-method for each of its weights. A linear program over the columns there are prices the budgets."""
+method for each of its weights. A linear program over the known columns prices the budgets."""
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
-DualPrice = tuple[float, float, float]                      # of a second, a byte, a unit of squared error
-Shared = Hashable                                           # what several parts may read (rewrites/lowering/sharing.py)
-Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for it
+DualPrice = tuple[float, float, float]                      # price of a second, a byte, a unit of squared error
+Shared = Hashable                                           # content that parts share (rewrites/lowering/sharing.py)
+Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for a content
 NO_LINKS: Links = MappingProxyType({})
-ANSWER_GAP = 1e-5                                           # of a part's answer to a price, relative
-PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
+ANSWER_GAP = 1e-5                                           # relative gap of a part's answer to a price
+PENALTY = 1e3                                               # price of exceeding a whole budget, in units of `scale`
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +44,16 @@ class Column(NamedTuple):
     """A program of a part between two states."""
 
     stage: int
-    spent: np.ndarray                                       # seconds, bytes, squared error; without what is shared
+    spent: np.ndarray                                       # seconds, bytes, squared error; without shared contents
     shape: ProgramShape
-    methods: tuple[int, ...]                                # which offer each use takes
+    methods: tuple[int, ...]                                # number of the offer that each use takes
     shared: frozenset[Shared] = frozenset()
 
 
 @dataclass
 class PartProblem:
-    """A part between two border states, or a substitution for the parts of its span: its problem, what each use of a
-    weight may be stored by, and what of that other parts may read, too, with this part's equal share."""
+    """A part between two border states, or a substitution for the parts of its span: its problem, the representations
+    that each use of a weight offers, and the contents that other parts may read, too, with this part's equal share."""
 
     number: int
     pair: tuple[str, str]
@@ -74,58 +74,59 @@ class PartProblem:
 
     @property
     def key(self) -> Hashable:
-        """What programs have the same shape: the structure and the states."""
+        """The structure and the states: parts with equal keys have programs of the same shapes."""
         return id(self.lowering.like or self.lowering), self.pair
 
     @cached_property
     def repriced(self) -> Repriced:
-        """The problem, once it is known what parts share (`shared`): seconds, bytes of its own, squared error, and
-        each thing that is shared."""
+        """The problem with one cost column each for seconds, own bytes, squared error, and every shared content. Read
+        it only after `shared` is complete."""
         def taken(node: Node) -> tuple[float, ...]:
             content, _ = self.shared.get(node.cls, (None, 1.0))
-            own = node.memory if content is None else 0.0
-            return node.time, own, node.error, *(float(content == each) for each in self.rents)
+            memory = node.memory if content is None else 0.0
+            return node.time, memory, node.error, *(float(content == shared) for shared in self.rents)
         return Repriced(self.problem, [*map(taken, self.problem.nodes)], self.lowering.leaves)
 
     @cached_property
     def rents(self) -> dict[Shared, float]:
-        """What of this part others may read, with the bytes of this part's equal share."""
+        """The contents of this part that others may read, with the bytes of this part's equal share."""
         bytes_of = {node.cls: node.memory for node in self.problem.nodes if node.cls in self.shared}
         return {content: share * bytes_of[cls] for cls, (content, share) in self.shared.items()}
 
     def rent(self, content: Shared, price: DualPrice, links: Links) -> float:
-        """What this part pays for what others may read: its link's dual price, or an equal share where there is
-        none."""
+        """Return the price that this part pays for a shared content: its link's dual price, or an equal share of the
+        bytes where there is no link."""
         return links.get((self.number, content), price[1] * self.rents[content])
 
     def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS,
                shapes: Iterable[ProgramShape] = ()) -> tuple[ProgramShape | None, float]:
-        """The shape of the cheapest program at these prices, none where one of the shapes that are known has it; and
-        its bound. Raises Infeasible where no program leads from one state to the other."""
+        """Return the shape of the cheapest program at these prices, or None if a known shape has it, and its bound.
+        Raises Infeasible if no program leads from one state to the other."""
         known = [float(column.spent @ price) + sum(self.rent(content, price, links) for content in column.shared)
                  for column in (self.column(0, shape, price, most, links) for shape in shapes)
                  if self.worst(column) <= most]
         prices = *price, *(self.rent(content, price, links) for content in self.rents)
-        found = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, ANSWER_GAP)
-        return self.shape(found.nodes) if found.nodes else None, found.bound
+        extraction = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, ANSWER_GAP)
+        return self.shape(extraction.nodes) if extraction.nodes else None, extraction.bound
 
     def worst(self, column: Column) -> float:
-        """The largest error of its methods."""
+        """Return the largest error of a column's methods."""
         _, offers = self.table(column.shape)
         return float(offers[range(len(column.methods)), list(column.methods), 2].max(initial=0.0))
 
     def shape(self, nodes: Iterable[Node]) -> ProgramShape:
-        """Its kernels and rows, and its uses."""
+        """Return the shape of a program: its kernels and rows, and its uses."""
         return ProgramShape(tuple(node for node in nodes if not isinstance(node.cls, (Use, Stored))),
                             tuple(node.cls for node in nodes if isinstance(node.cls, Use)))
 
     def fixed(self, shape: ProgramShape) -> list[Node]:
-        """The kernels and rows of a shape with this part's own errors: a substitution's is of what it is given."""
+        """Return the kernels and rows of a shape with this part's own errors: a substitution's error depends on its
+        input."""
         return [self.own_errors.get(node.cls, node) for node in shape.fixed]
 
     def table(self, shape: ProgramShape) -> tuple[np.ndarray, np.ndarray]:
-        """What the kernels spend, and what each offer of each use does: uses x offers x 3, infinite where there is
-        none; of what is shared no bytes."""
+        """Return the costs of the kernels, and of each offer of each use: uses x offers x 3, infinite where there is no
+        such offer. Shared contents have no bytes here."""
         if shape not in self.tables:
             fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error)
                               for n in self.fixed(shape)]).sum(0)
@@ -138,8 +139,8 @@ class PartProblem:
 
     def column(self, at: int, shape: ProgramShape, price: DualPrice, most: float,
                links: Links = NO_LINKS) -> Column:
-        """The program of this shape with the methods that are cheapest at these prices, each with an error of at most
-        `most`."""
+        """Return the program of this shape with the methods that are cheapest at these prices, each with an error of at
+        most `most`."""
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
@@ -150,7 +151,7 @@ class PartProblem:
     def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:
         fixed, offers = self.table(shape)
         spent = fixed + offers[range(len(methods)), list(methods)].sum(0)
-        if len({use.weight for use in shape.uses}) < len(shape.uses):       # what two uses read is stored once
+        if len({use.weight for use in shape.uses}) < len(shape.uses):       # a weight that two uses read is stored once
             read = {s.cls: s.memory for _, s in map(self.offer, shape.uses, methods) if s.cls not in self.shared}
             spent[1] = fixed[1] + sum(read.values())
         return Column(at, spent, shape, methods, self.given(shape).union(*map(self.reads, shape.uses, methods)))
@@ -158,16 +159,16 @@ class PartProblem:
     def offer(self, use: Use, method: int) -> tuple[Node, Node]: return self.offers[use][method]
 
     def given(self, shape: ProgramShape) -> frozenset[Shared]:
-        """What a shape reads that is shared, whatever its methods."""
+        """Return the shared contents that a shape reads with any methods."""
         return frozenset(self.shared[node.cls][0] for node in shape.fixed if node.cls in self.shared)
 
     def reads(self, use: Use, method: int) -> frozenset[Shared]:
-        """What an offer reads that is shared."""
+        """Return the shared contents that an offer reads."""
         of = self.shared.get(self.offers[use][method][1].cls)
         return frozenset() if of is None else frozenset([of[0]])
 
     def extraction(self, column: Column, weights: DualPrice) -> Extraction:
-        """A column as an extraction: the nodes that it stands for."""
+        """Return a column as an extraction of its nodes."""
         offers = [self.offers[use][method] for use, method in zip(column.shape.uses, column.methods, strict=True)]
         choice = {node.cls: node for node in (*self.fixed(column.shape), *(node for offer in offers for node in offer))}
         nodes = order(choice, self.problem.roots)
@@ -177,8 +178,9 @@ class PartProblem:
 
 
 class Dual(NamedTuple):
-    """A solution of the linear program over columns: its value, how much it is over budget, the prices of what is
-    spent, what a row of the border is worth, the share of each column, and what parts pay for what they share."""
+    """A solution of the linear program over columns: its value, the amount over budget, the prices of seconds, bytes
+    and error, the dual value of each border row, the share of each column, and the payments of parts for shared
+    contents."""
 
     value: float
     over: float
@@ -190,15 +192,15 @@ class Dual(NamedTuple):
 
 @dataclass
 class Master:
-    """The program over columns: one path through the border states, within the budgets. What parts share has a variable
-    of its own, and a row for each part: it is there where the part reads it."""
+    """The program over columns: one path through the border states, within the budgets. Each shared content has a
+    variable of its own, and a row for each part: it is stored if the part reads it."""
 
     stages: Sequence[PartProblem]
     weights: DualPrice
     limits: dict[int, float]                                # criterion -> budget
     scale: float
-    most: float                                             # error of one method
-    sizes: Mapping[Shared, float] = field(default_factory=dict)         # bytes of what parts share
+    most: float                                             # largest error of one method
+    sizes: Mapping[Shared, float] = field(default_factory=dict)         # bytes of shared contents
     columns: list[Column] = field(default_factory=list)
     seen: set[Hashable] = field(default_factory=set)
 
@@ -215,11 +217,12 @@ class Master:
 
     @property
     def beside(self) -> int:
-        """Variables beside the columns: what is shared, then what is over each budget."""
+        """Number of variables beside the columns: shared contents, then the excess over each budget."""
         return len(self.sizes) + len(self.limits)
 
     def linked(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "csr_array":
-        """A part (number) reads only what is there: readers, then what is shared, then so many spare variables."""
+        """Return the rows by which a part (number) reads only stored contents. The variables are the readers, the
+        shared contents, and `spare` others."""
         from scipy.sparse import csr_array
         at = {content: len(readers) + i for i, content in enumerate(self.sizes)}
         entries = [(self.links[number, content], i, 1.0) for i, (number, every) in enumerate(readers)
@@ -232,12 +235,12 @@ class Master:
         return [(self.stages[column.stage].number, column.shared) for column in self.columns]
 
     def ends(self, stage: int) -> tuple[int | None, int | None]:
-        """The rows that a column of this stage leaves and reaches."""
+        """Return the rows that a column of this stage leaves and reaches."""
         (first, last), (before, after) = self.stages[stage].span, self.stages[stage].pair
         return self.rows.get((first - 1, before)), self.rows.get((last, after))
 
     def add(self, column: Column) -> bool:
-        """Whether it is new."""
+        """Add a column; False if an equal one is already there."""
         key = column.stage, column.shape, column.methods
         new = key not in self.seen
         if new:
@@ -246,7 +249,8 @@ class Master:
         return new
 
     def flow(self) -> tuple["csr_array", np.ndarray]:
-        """Each border state is left as often as it is reached; the model is entered once."""
+        """Return the rows by which each border state is left as often as it is reached, and the model is entered
+        once."""
         from scipy.sparse import csr_array
         entries = [(row, at, sign) for at, column in enumerate(self.columns)
                    for row, sign in zip(self.ends(column.stage), (-1.0, 1.0), strict=True) if row is not None]
@@ -257,12 +261,13 @@ class Master:
 
     @property
     def preferred(self) -> DualPrice:
-        """What programs are chosen by: of those that cost the same, the one that takes fewer bytes. Bounds are of the
-        weights alone."""
+        """Weights by which programs are chosen: among those of equal cost, the one with fewer bytes. Bounds use
+        `weights` alone."""
         return self.weights[0], self.weights[1] + TIE, self.weights[2]
 
     def costs(self, weights: DualPrice) -> tuple[np.ndarray, np.ndarray]:
-        """What each column costs and spends of each budget, in units of the whole; over a budget there is a penalty."""
+        """Return the cost of each column, in units of `scale`, and its use of each budget, as a share. The excess over
+        a budget has a penalty."""
         spent = np.array([column.spent for column in self.columns])
         shares = np.array([spent[:, criterion] / (limit or 1.0) for criterion, limit in self.limits.items()])
         extra, held = len(self.limits), np.array([*self.sizes.values()])
@@ -280,26 +285,27 @@ class Master:
             from scipy.sparse import vstack
             most, ends = vstack([*([spent] if self.limits else []), self.linked(self.readers(), len(self.limits))]), \
                 np.r_[np.ones(len(self.limits)), np.zeros(len(self.links))]
-        found = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
-        if found.x is None: raise Infeasible("no program leads through the whole model")
-        links = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale
+        solution = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
+        if solution.x is None: raise Infeasible("no program leads through the whole model")
+        links = {link: max(0.0, -solution.ineqlin.marginals[len(self.limits) + row]) * self.scale
                  for link, row in self.links.items()}
         price = list(self.weights)
-        for (criterion, limit), marginal in zip(self.limits.items(), found.ineqlin.marginals, strict=False):
+        for (criterion, limit), marginal in zip(self.limits.items(), solution.ineqlin.marginals, strict=False):
             price[criterion] += max(0.0, -marginal) * self.scale / (limit or 1.0)
-        own, over = len(self.columns), len(self.columns) + len(self.sizes)
-        return Dual(found.fun * self.scale, float(found.x[over:].sum()), (price[0], price[1], price[2]),
-                    found.eqlin.marginals * self.scale, found.x[:own], links)
+        used, over = len(self.columns), len(self.columns) + len(self.sizes)
+        return Dual(solution.fun * self.scale, float(solution.x[over:].sum()), (price[0], price[1], price[2]),
+                    solution.eqlin.marginals * self.scale, solution.x[:used], links)
 
     def reduced(self, column: Column, dual: Dual) -> float:
-        """What one more of it would add to the value of the relaxation, as a share of the whole."""
+        """Return the reduced cost of a column: the change of the relaxation's value for one more of it, as a share of
+        `scale`."""
         left, reached = self.ends(column.stage)
         worth = (dual.worth[reached] if reached is not None else 0.0) - (dual.worth[left] if left is not None else 0.0)
         paid = sum(dual.links[self.stages[column.stage].number, content] for content in column.shared)
         return float(column.spent @ dual.price + paid - worth) / self.scale
 
     def integer(self, time_limit: float) -> list[Column] | None:
-        """The cheapest path within the budgets over the columns there are; none where there is none."""
+        """Return the cheapest path within the budgets over the known columns; None if none was found."""
         from scipy.optimize import LinearConstraint
         cost, spent = self.costs(self.preferred)
         flow, needed = self.flow()
@@ -313,7 +319,7 @@ class Master:
         return sorted(chosen, key=lambda column: self.stages[column.stage].span)
 
     def rounded(self, dual: Dual) -> list[Column]:
-        """The path that takes the largest share at every border state, whatever it spends."""
+        """Return the path that takes the largest share at every border state, whatever its cost."""
         by_row: dict[int | None, list[tuple[float, int]]] = {}
         for at, (column, share) in enumerate(zip(self.columns, dual.shares, strict=True)):
             by_row.setdefault(self.ends(column.stage)[0], []).append((float(share), at))
@@ -324,8 +330,8 @@ class Master:
         return path
 
     def reassign_methods(self, path: Sequence[Column], time_limit: float) -> list[Column] | None:
-        """The shapes of a path with the cheapest methods within the budgets: a knapsack over every use at once. None
-        where there is none."""
+        """Return the shapes of a path with the cheapest methods within the budgets: a knapsack over all uses at once.
+        None if none was found."""
         from scipy.optimize import LinearConstraint
         stages = [self.stages[column.stage] for column in path]
         tables = [stage.table(column.shape) for stage, column in zip(stages, path, strict=True)]
@@ -346,16 +352,16 @@ class Master:
         cost = spent @ self.preferred / self.scale
         if (shares := solve_whole(cost, rules, whole, (least, 1), time_limit)) is None: return None
         taken = [offer for offer, share in zip(offers, shares, strict=False) if share > 0.5]
-        return [stage.made(column.stage, column.shape, tuple(each.method for each in taken if each.at == at))
+        return [stage.made(column.stage, column.shape, tuple(offer.method for offer in taken if offer.at == at))
                 for at, (stage, column) in enumerate(zip(stages, path, strict=True))]
 
     def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "list[LinearConstraint]":
-        """That readers read what is there alone; nothing where nothing is shared."""
+        """Return the constraint that readers read only stored contents; an empty list where no content is shared."""
         from scipy.optimize import LinearConstraint
         return [LinearConstraint(self.linked(readers, spare), -np.inf, 0.0)] if self.links else []
 
     def cost(self, path: Sequence[Column] | None, weights: DualPrice | None = None) -> float:
-        """What a path costs; infinite where it is over a budget."""
+        """Return the cost of a path; infinite where it is over a budget."""
         if path is None:
             return inf
         spent = np.sum([column.spent for column in path], axis=0)
@@ -365,7 +371,7 @@ class Master:
 
 
 class Offer(NamedTuple):
-    """What a use of a weight in a column of a path may be stored by, and what that spends."""
+    """A representation that a use of a weight in a column of a path may have, with its costs."""
 
     at: int
     use: int
@@ -374,7 +380,7 @@ class Offer(NamedTuple):
 
 
 def choose_one(offers: Sequence[Offer], variables: int) -> "csr_array":
-    """A row for each use, with a 1 for each of its offers, which are the first of so many variables."""
+    """Return a row for each use, with a 1 for each of its offers, which are the first of `variables` variables."""
     from scipy.sparse import csr_array
     row = {key: number for number, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}
     return csr_array((np.ones(len(offers)), ([row[offer[:2]] for offer in offers], range(len(offers)))),
@@ -383,9 +389,9 @@ def choose_one(offers: Sequence[Offer], variables: int) -> "csr_array":
 
 def solve_whole(cost: np.ndarray, rules: "Sequence[LinearConstraint]", whole: np.ndarray,
                 bounds: "tuple[ArrayLike, ArrayLike]", time_limit: float) -> np.ndarray | None:
-    """The cheapest values of variables between their bounds, those that are `whole` in whole numbers; None where none
+    """Return the cheapest values of variables between their bounds, integers where `whole` is 1; None if no solution
     was found."""
     from scipy.optimize import Bounds, milp
-    found: np.ndarray | None = milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
+    values: np.ndarray | None = milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
                                     options=dict(time_limit=time_limit, mip_rel_gap=1e-4)).x
-    return found
+    return values

@@ -1,5 +1,5 @@
-"""Models with fewer hidden units and heads: removed layer by layer, on the activations of what is already smaller,
-with what is left corrected for it (opmatrix/spectra/removal.py), from text that nobody labelled."""
+"""Models with fewer hidden units and heads. They are removed layer by layer, on the activations of the layers already
+reduced, and the remaining weights are corrected for it (opmatrix/spectra/removal.py). The text needs no labels."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -26,22 +26,22 @@ METRICS = "gram", "diagonal", "none"                        # OBS, Wanda, magnit
 
 
 class Level(NamedTuple):
-    """The shares of hidden units and of heads that go: the same of every layer, but where `kept` says how many groups
-    each pair of the model keeps."""
+    """The shares of hidden units and of heads that are removed: equal for every layer, unless `kept` has the number of
+    groups that each pair of the model keeps."""
 
     units: float = 0.0
     heads: float = 0.0
     kept: tuple[int, ...] = ()
 
     def left(self, pair: CoupledWeights) -> int:
-        """How many groups of a pair's columns stay: of units a multiple of what kernels take at once, or of a quarter
-        of them."""
+        """Return the number of groups of a pair's columns to keep: for units a multiple of the columns that kernels
+        take at once, or of a quarter of the groups."""
         share, count = (self.units if pair.what == UNITS else self.heads), pair.groups
         step = min(PANEL_COLUMNS, max(1, count // 4)) if pair.what == UNITS else 1
         return min(count, max(step, step * round(count * (1 - share) / step)))
 
     def lefts(self, every: Sequence[CoupledWeights]) -> list[int]:
-        """How many groups each pair of a model keeps."""
+        """Return the number of groups that each pair of a model keeps."""
         return [*self.kept] or [self.left(pair) for pair in every]
 
     def __str__(self) -> str:
@@ -50,9 +50,8 @@ class Level(NamedTuple):
 
 
 class RemovedGroups(NamedTuple):
-    """What was removed before one weight: so many groups are left of so many, and the output of that weight changes
-    by `error`, relative, on the rows that it was fitted to; `singular` where these leave directions of its inputs
-    out."""
+    """A removal before one weight: `left` of `groups` groups remain, and the output of that weight changes by `error`,
+    relative, on the rows that it was fitted to. `singular` if these rows do not span its inputs."""
 
     weight: str
     what: str
@@ -68,7 +67,7 @@ class RemovedGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class Removed:
-    """A smaller model; `zeroed` is the same one at its old sizes, where weights have rows of zeros instead: both are
+    """A smaller model. `zeroed` is the same one at its old sizes, where weights have rows of zeros instead: both are
     equal exactly."""
 
     level: Level
@@ -82,18 +81,19 @@ class Removed:
     def name(self) -> str: return f"less {self.level}"
 
     def checked(self, batch: Batch) -> float:
-        """How far both are apart in float64, relative. Raises VerificationError where they are not one operator."""
+        """Return the relative difference of both models in float64. Raises VerificationError if it is above
+        rounding."""
         off = difference(dense(self.model, batch), dense(self.zeroed, batch))
         if off <= EQUAL: return off
         raise VerificationError(3, self.name, "the smaller model is not the one with rows of zeros", difference=off)
 
     def described(self) -> dict[str, object]:
-        """As JSON."""
+        """Return the removal as JSON."""
         return {"level": self.level._asdict(), "tokens": self.rows, "metric": self.metric,
                 "cuts": [cut._asdict() for cut in self.cuts]}
 
     def told(self) -> str:
-        """The steps that lead to it, as they stand before those of a program's derivation."""
+        """Return the steps that lead to it, as text before the steps of a program's derivation."""
         return "\n".join([f"removal: {self.level}, fitted to {self.rows} tokens layer by layer; {len(self.cuts)} "
                           "approximations, each of one weight by rows of\nzeros; then columns are chosen before what "
                           "treats them alike, exactly",
@@ -101,20 +101,20 @@ class Removed:
 
 
 def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
-    """The model with as much removed as a level says, fitted to the rows of a batch. Raises InputError where a weight
-    has more inputs than there are rows."""
+    """Return the model reduced to a level, fitted to the rows of a batch. Raises InputError where a weight has more
+    inputs than there are rows."""
     x = entered(model, batch, dtype=np.float32)
     small, zeroed, cuts = list[Operator](), list[Operator](), list[RemovedGroups]()
     lefts = iter(level.lefts(every_coupled(model)))
     for factor in factors(model):
         whole = factor
         for at in range(sum(1 for _ in coupled_weights(factor))):
-            pair, twin = ([*coupled_weights(each)][at] for each in (factor, whole))
+            pair, twin = ([*coupled_weights(term)][at] for term in (factor, whole))
             if (left := next(lefts)) == pair.groups: continue
             rows = apply_factor(pair.before, x).array
-            found, bias, cut = next(fit_removals(pair, [left], rows, metric))
-            factor = substitute(factor, {pair.node: pair.cut(found.left, found.weight, bias)})
-            whole = substitute(whole, {twin.node: twin.zeroed(found.whole(rows.shape[1]), bias)})
+            removal, bias, cut = next(fit_removals(pair, [left], rows, metric))
+            factor = substitute(factor, {pair.node: pair.cut(removal.left, removal.weight, bias)})
+            whole = substitute(whole, {twin.node: twin.zeroed(removal.whole(rows.shape[1]), bias)})
             cuts.append(cut)
         small.append(factor)
         zeroed.append(whole)
@@ -124,9 +124,9 @@ def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = MET
 
 def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
                  metric: str = METRICS[0]) -> Iterator[tuple[Removal, RealArray | None, RemovedGroups]]:
-    """The weight of a pair with so many groups of inputs left, falling, fitted to what it reads, (rows, n), and its
-    bias. What is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric
-    is the covariance then."""
+    """Yield the weight of a pair for each number of input groups in `lefts` (falling), fitted to its inputs `rows`,
+    (rows, n), and its bias. If there is a bias it takes the mean of the removed part, so OBS fits only the rest: its
+    metric is then the covariance."""
     name, n = pair.weight.label, rows.shape[1]
     if len(rows) < n:
         raise InputError(f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
@@ -135,22 +135,22 @@ def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
     whole = gram.matrix if pair.bias is None else gram.covariance
     metrics = {"gram": whole, "diagonal": np.diagonal(gram.matrix), "none": None}
     counts, damped = [pair.groups - left for left in lefts], singular(whole)
-    for left, found in zip(lefts, removals(pair.weight.array, counts, metrics[metric], pair.group), strict=True):
+    for left, removal in zip(lefts, removals(pair.weight.array, counts, metrics[metric], pair.group), strict=True):
         bias = None if pair.bias is None else np.asarray(pair.bias.array, np.float64)
         if bias is not None and metric == "gram":
-            bias = bias + gram.total / gram.rows @ (pair.weight.array - found.whole(n))
-        yield found, bias, RemovedGroups(name, pair.what, left, pair.groups, found.error, damped)
+            bias = bias + gram.total / gram.rows @ (pair.weight.array - removal.whole(n))
+        yield removal, bias, RemovedGroups(name, pair.what, left, pair.groups, removal.error, damped)
 
 
 def singular(gram: np.ndarray) -> bool:
-    """Whether some direction has less than a 1e-8th of the mean energy, which is rounding."""
+    """True if some direction has less than 1e-8 of the mean energy, which is rounding."""
     try: np.linalg.cholesky(gram - 1e-8 * np.trace(gram) / len(gram) * np.eye(len(gram)))
     except np.linalg.LinAlgError: return True
     return False
 
 
 def check_removal(what: Sequence[str], file: object) -> None:
-    """Raises InputError for what is nothing of which models consist, and for a file to fit where nothing is removed."""
+    """Raise InputError for a kind that cannot be removed, and for a file to fit to where no kind is removed."""
     for name in what:
         if name not in WHAT: raise InputError(f"--remove {name}: it is one of {', '.join(WHAT)}, or both with a comma")
     if file is not None and not what:
@@ -158,5 +158,5 @@ def check_removal(what: Sequence[str], file: object) -> None:
 
 
 def every_coupled(model: Operator) -> list[CoupledWeights]:
-    """The coupled weights of a whole model, in order."""
+    """Return the coupled weights of a whole model, in order."""
     return [pair for factor in factors(model) for pair in coupled_weights(factor)]

@@ -1,4 +1,5 @@
-"""Where a program reads its weights, what it multiplies them by, and how a method would store one of them there."""
+"""The places where a program reads its weights, the inputs of these weights, and their storage there by another
+method."""
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,9 @@ ValueKey = tuple[int, str, int]                             # a value of any pro
 
 @dataclass(frozen=True)
 class WeightSite:
-    """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's
-    name, or none for a table that is gathered from, and the value that this is in any program), the part's graph;
-    whether the leaf stands elsewhere, too, and how many products read the constant."""
+    """A weight where a program reads it: the constant's name, its class in its part, its input (a value's name, or None
+    for a table that is gathered from; and the key of that value in any program), and the part's graph; whether the leaf
+    is a weight elsewhere, too, and the number of products that read the constant."""
 
     constant: str
     part: int
@@ -39,8 +40,8 @@ class WeightSite:
 
     @property
     def name(self) -> str:
-        """What its errors are kept by: a constant from which rows are gathered is another thing than the same one
-        multiplied by."""
+        """Name that its errors are stored under: a constant from which rows are gathered differs from the same one in a
+        product."""
         return f"{self.constant} gathered" if self.stored.layout == TURNED else self.constant
 
     @property
@@ -49,89 +50,91 @@ class WeightSite:
 
     @property
     def heads(self) -> bool:
-        """Whether it is a matrix for each head."""
+        """True if it is a matrix for each head."""
         return self.stored.layout == STACK
 
     def numbers(self) -> np.ndarray:
-        """The weight in float64, in x out, a matrix for each head where there are several, or the rows that are
-        gathered from it: evaluated anew each time, as those of all sites together would be twice the model."""
-        found = self.lowering.matrix(self.stored.weight, self.stored.layout)
-        return found.T if self.stored.layout == TURNED else found
+        """Return the weight in float64, in x out, a matrix for each head where there are several, or the rows that are
+        gathered from it. It is evaluated again each time, as the matrices of all sites together would be twice the
+        model."""
+        matrix = self.lowering.matrix(self.stored.weight, self.stored.layout)
+        return matrix.T if self.stored.layout == TURNED else matrix
 
     def reads(self, operand: str, constant: str) -> bool:
-        """Whether an operand is this weight, gathered from or multiplied by as the site says."""
+        """True if an operand is this weight, gathered from or multiplied by as the site requires."""
         return constant == self.constant and bool(table_number(operand)) == (self.x is None)
 
     def readers(self, program: Program) -> list[int]:
-        """The steps that read it, in order."""
-        return [i for i, step in enumerate(program.steps) if any(self.reads(*each) for each in step.operands.items())]
+        """Return the steps that read it, in order."""
+        return [i for i, step in enumerate(program.steps)
+                if any(self.reads(*operand) for operand in step.operands.items())]
 
 
 def sites(program: Program, structure: Structure, emitter: Emitter) -> list[WeightSite]:
-    """Every weight of a program and where it stands."""
-    users: dict[str, list[str]] = {}                        # of a constant: what it multiplies, step by step
+    """Return every weight of a program, with the place where it is read."""
+    users: dict[str, list[str]] = {}                        # constant -> its inputs, step by step
     for step in program.steps:
         if "x" in step.operands:
             for constant in step.operands.values(): users.setdefault(constant, []).append(step.operands["x"])
-    counts, found = {constant: len(each) for constant, each in users.items()}, []
+    counts, places = {constant: len(inputs) for constant, inputs in users.items()}, []
     for constant, part, stored, value in emitter.sources:
         lowering, before = structure.lowering(part), structure.before(part)
         gathered = value in lowering.graph.facts["given"]
         x = None if gathered else users[constant].pop(0)
-        found.append(WeightSite(constant, part, stored, x, (part, before, value), lowering,
+        places.append(WeightSite(constant, part, stored, x, (part, before, value), lowering,
                           lowering.stands_elsewhere(stored.weight), 1 if gathered else counts[constant]))
-    return found
+    return places
 
 
 def observe(program: Program, names: Sequence[str], batch: Batch,
             whole: Container[str] | None = None) -> dict[str, Seen]:
-    """What each of these values is on a batch, which gives some of them; of those that are not `whole` the norms of
-    their columns alone. Steps behind the last of them, such as the scores of a vocabulary, are not run."""
-    wanted, found = set(names), dict[str, Seen]()
+    """Return each of these values on a batch, which provides the inputs among them; for values that are not in `whole`,
+    only the norms of their columns. Steps behind the last of them, such as the scores of a vocabulary, are not run."""
+    wanted, values = set(names), dict[str, Seen]()
     for port in program.inputs:
-        if port.name in wanted: found[port.name] = Seen.of(batch.input(port).reshape(-1, port.heads * port.columns))
+        if port.name in wanted: values[port.name] = Seen.of(batch.input(port).reshape(-1, port.heads * port.columns))
     last = max((at for at, step in enumerate(program.steps, 1) if step.output in wanted), default=0)
     for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch, until=last), strict=False):
         if step.output in wanted:
             see = Seen.of if whole is None or step.output in whole else Seen.by_columns
-            found[step.output] = see(value.reshape(len(value), -1), step.output)
-    return found
+            values[step.output] = see(value.reshape(len(value), -1), step.output)
+    return values
 
 
 def fitter(program: Program, found: Sequence[WeightSite], batch: Batch, own: dict[str, Approximation]) -> Fitter:
-    """What fits the weights of a program to the rows that it multiplies them by."""
+    """Return the fitter of the weights of a program to the rows that it multiplies them by."""
     seen = observe(program, [site.x for site in found if site.x], batch)
     return Fitter({site.key: seen[site.x] for site in found if site.x}, own)
 
 
 def stored_for(site: WeightSite, numbers: np.ndarray, fitter: Fitter, method: Method,
                rows: slice | np.ndarray = slice(None)) -> Constant:
-    """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
-    of these the rows that are gathered, as none is stored by what others are."""
+    """Return a site's weight by another method, in the form that its step takes. For a table only the numbers matter,
+    and only those of gathered rows, as each row is stored by itself."""
     form: Any = FORMATS.get(method.format)
     if site.x is not None:
         blocks = site.lowering.filed(site.stored.weight, site.stored.layout) if form and form.filed else []
         return as_dense(store_blocks(form, blocks) if blocks else fitter.store(numbers, method, site.key))
     turned, some, whole = not FORMATS[method.format].rowwise, numbers[rows], numbers.astype(np.float32)
-    kept = fitter.store(some.T if turned else some, method, site.key).unpack()
-    whole[rows] = kept.T if turned else kept
+    rounded = fitter.store(some.T if turned else some, method, site.key).unpack()
+    whole[rows] = rounded.T if turned else rounded
     if site.stored.layout == TURNED: return FORMATS["packed"].approximate(whole.T)
     return FORMATS["dense"].approximate(whole)
 
 
 def gathered_rows(site: WeightSite, program: Program, batch: Batch) -> np.ndarray:
-    """The rows of a table that a batch chooses."""
+    """Return the rows of a table that a batch chooses."""
     count = program.constants[site.constant].shape[1 if site.stored.layout == TURNED else 0]
     fields = {str(step.attributes["fields"]).split(",")[int(table_number(operand))]
               for step in map(program.steps.__getitem__, site.readers(program))
               for operand, constant in step.operands.items() if site.reads(operand, constant)}
-    found: np.ndarray = np.unique([batch.field(field, count) for field in sorted(fields)])
-    return found
+    chosen: np.ndarray = np.unique([batch.field(field, count) for field in sorted(fields)])
+    return chosen
 
 
 def as_dense(stored: Format | Stacked | Floats) -> Constant:
-    """What is stored as the dense kernel takes it, which is quick to measure errors with; what rounds x, too, as it
-    is."""
+    """Return a stored weight in the form of the dense kernel, which is fast to measure errors with; a format that
+    rounds x stays as it is."""
     if isinstance(stored, np.ndarray): return stored
     if isinstance(stored, Stacked): return stored if stored.rounds else stored.unpack()
     return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())

@@ -1,5 +1,5 @@
-"""What each method of a weight alone does to the output: spectra propose methods, the exact program says what each
-costs in error."""
+"""The change of the output by each method of a weight alone: spectra propose methods, the exact program measures the
+error of each."""
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,8 +23,8 @@ from rewrites.lowering.representations import keeps_width
 from rewrites.search.fit import Fitter, head_squares
 from rewrites.verify.differences import difference
 
-SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
-COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice its rows
+SAMPLED_ROWS = 512                                          # rows of a table that spectra read
+COLUMNS = 4096                                              # least columns of a wide weight that spectra read
 
 
 @dataclass
@@ -49,56 +49,59 @@ class WeightTrials(Trials[Method]):
         return self.site.numbers()
 
     def candidates(self) -> list[Method]:
-        """What spectra propose, what approximations of a user's make of a weight that is multiplied by, and what a
-        product may store a table by."""
-        found = list[Method]()
+        """Return the methods that spectra propose, the methods of a user's approximations for a weight of a product,
+        and the methods by which a product may store a table."""
+        methods = list[Method]()
         with self.attempts.leave_out(f"{self.site.name}, all that spectra propose"):
             proposals = self.proposals()
-            found += [Method(each.method, tuple(each.parameters.items()), each.fit) for each in proposals]
-            self.attempts.failed += [f"{self.site.name}, {each}: it is left out: {each.reason}"
-                                     for each in proposals.rejected if isinstance(each, Failed)]
-        for own in self.fitter.own.values() if self.site.x and not self.site.heads else ():     # it takes a matrix
-            with self.attempts.leave_out(f"{self.site.name}, {own.name}"):
-                found += [each for each in own.methods(self.numbers) if keeps_width(each, self.limits.narrowest)]
-        return [*found, *self.shareable(), *self.in_blocks()]
+            methods += [Method(proposal.method, tuple(proposal.parameters.items()), proposal.fit)
+                        for proposal in proposals]
+            self.attempts.failed += [f"{self.site.name}, {failure}: it is left out: {failure.reason}"
+                                     for failure in proposals.rejected if isinstance(failure, Failed)]
+        # an approximation takes a matrix
+        for approximation in self.fitter.own.values() if self.site.x and not self.site.heads else ():
+            with self.attempts.leave_out(f"{self.site.name}, {approximation.name}"):
+                methods += [method for method in approximation.methods(self.numbers)
+                            if keeps_width(method, self.limits.narrowest)]
+        return [*methods, *self.shareable(), *self.in_blocks()]
 
     def measure_errors(self, most: float = inf) -> list[Method]:
-        """Each with the squared error that it alone brings about, a share of it for each product that reads the weight;
-        those that change the output by at most `most`, relative."""
+        """Return the methods that change the output by at most `most`, relative, each with the squared error that it
+        alone causes, divided by the number of products that read the weight."""
         rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
-        return [each._replace(error=change ** 2 / self.site.products)
-                for each, change in self.list_changes(self.candidates(), rows) if not change > most]
+        return [method._replace(error=change ** 2 / self.site.products)
+                for method, change in self.list_changes(self.candidates(), rows) if not change > most]
 
     def list_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[tuple[Method, float]]:
-        """Each method with the relative change of the output that it brings about; one that fails is left out. They are
-        tried together, and one by one where that fails."""
+        """Return each method with the relative change of the output that it causes; a method that fails is left out.
+        They are tried together, and one by one where that fails."""
         try: return [*zip(tried, self.find_changes(tried, rows), strict=True)]
         except Exception:
-            found = list[tuple[Method, float]]()
-            for each in tried:
-                with self.attempts.leave_out(f"{self.site.name}, {each}"):
-                    [change] = self.find_changes([each], rows)
-                    found.append((each, change))
-            return found
+            changes = list[tuple[Method, float]]()
+            for method in tried:
+                with self.attempts.leave_out(f"{self.site.name}, {method}"):
+                    [change] = self.find_changes([method], rows)
+                    changes.append((method, change))
+            return changes
 
     def find_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[float]:
-        """The relative change of the output by each method. Raises ValueError where it is no number."""
-        stored = [partial(stored_for, self.site, self.numbers, self.fitter, each, rows) for each in tried]
+        """Return the relative change of the output by each method. Raises ValueError where it is not finite."""
+        stored = [partial(stored_for, self.site, self.numbers, self.fitter, method, rows) for method in tried]
         outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
         changes = [difference(rows, self.wanted) for rows in outputs]
         if np.isnan(changes).any(): raise ValueError("what the program gives with it is not finite")
         return changes
 
     def proposals(self) -> Proposals:
-        """What the spectra propose, and the cost repays, in the metric of its inputs' norms: the model itself says
-        later what each really costs. A table that is gathered from may be stored narrower. Spectra look at some of the
-        columns of a weight that is far wider than high."""
+        """Return the methods that spectra propose, and whose cost pays, in the metric of its inputs' norms: the model
+        itself measures the error later. A table that is gathered from may be stored in narrower numbers. Spectra read a
+        sample of the columns of a weight that is far wider than high."""
         numbers, prices = self.numbers, self.prices
         if self.site.x is None:
             def price_rows(name: str, parameters: Mapping[str, Hashable], n: int, p: int) -> tuple[float, float]:
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
-            return Proposals(tuple(each for each in sampled if FORMATS[each.method].rowwise))
+            return Proposals(tuple(proposal for proposal in sampled if FORMATS[proposal.method].rowwise))
         if self.site.heads: return self.head_proposals()
         n, p = numbers.shape
 
@@ -109,10 +112,11 @@ class WeightTrials(Trials[Method]):
         return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.limits, price)
 
     def head_proposals(self) -> Proposals:
-        """What the matrices of heads, side by side, propose for all of them: formats that can be stacked."""
+        """Return the methods that the matrices of heads, side by side, propose for all of them: formats that can be
+        stacked."""
         (heads, n, p), prices = self.numbers.shape, self.prices
         most = next((most for use, most in self.site.lowering.routed.items() if use.weight == self.site.stored.weight),
-                    None)                                   # matrices that a row names
+                    None)                                   # most matrices that a row names
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             return prices.stack(name, heads, n, p, tuple(parameters.items()), most=most)
@@ -122,8 +126,8 @@ class WeightTrials(Trials[Method]):
         return propose(beside, None if squares is None else squares.mean(0), self.limits, price, formats)
 
     def in_blocks(self) -> Iterator[Method]:
-        """What keeps the blocks of the weight's file and rounds what they multiply; of a table what a product may
-        share."""
+        """Yield the methods that keep the blocks of the weight's file and round its inputs; for a table the methods
+        that a product may share."""
         how = self.site.stored.layout if self.site.x else TURNED
         blocks = self.site.lowering.filed(self.site.stored.weight, how)
         for method in map(Method, FORMATS) if blocks and not self.site.heads else ():
@@ -132,24 +136,24 @@ class WeightTrials(Trials[Method]):
                     method, self.limits.narrowest): yield method
 
     def shareable(self) -> Iterator[Method]:
-        """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
-        together."""
+        """Yield the methods by which a product may store a table and rows can be gathered from it: the costs of all
+        uses together decide."""
         for name, form in FORMATS.items():
             if self.site.x is None and form.panelled and form.proposed:
-                found = (Method(name, tuple(options.items())) for options in form.choices(*self.numbers.T.shape))
-                yield from (method for method in found if keeps_width(method, self.limits.narrowest))
+                methods = (Method(name, tuple(options.items())) for options in form.choices(*self.numbers.T.shape))
+                yield from (method for method in methods if keeps_width(method, self.limits.narrowest))
 
 
 def some_columns(numbers: np.ndarray) -> np.ndarray:
-    """A weight, or, where it is far wider than high, some of its columns."""
+    """Return a weight, or, where it is far wider than high, some of its columns."""
     n, p = numbers.shape
     return numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
 
 
 def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,
                     fitter: Fitter, progress: Callable[[int, int], None], attempts: Attempts) -> Measured:
-    """The methods of every weight with their errors. Weights are met in the order in which the program reads them: what
-    comes before one is computed once for all, and nothing is kept of it afterwards."""
+    """Return the methods of every weight with their errors. Weights are visited in the order in which the program reads
+    them: the steps before one run once for all its methods, and their values are released afterwards."""
     wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):

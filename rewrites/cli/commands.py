@@ -24,8 +24,8 @@ app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
 
 
 def version(asked: bool) -> None:
-    """Prints the version, and ends."""
-    if asked:                                               # every command comes by here, and most need no such imports
+    """Print the version, and exit."""
+    if asked:                                               # every command calls this, and most need no such imports
         from rewrites.report.results import installed
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
@@ -66,8 +66,8 @@ def optimize(
     if machine is not None:
         from rewrites.cli.predict import elsewhere
         possible({"--json": (results, writable)}, model)
-        said, bounds = elsewhere(model, machine, tokens)
-        say(said)
+        summary, bounds = elsewhere(model, machine, tokens)
+        say(summary)
         write_results(bounds, results)
         return
     from rewrites.workload.phases import Report, silence_stdout
@@ -94,14 +94,14 @@ def optimize(
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
                       approximations=declared.approximations, report=report)
-        found = save(result, target, laws, name_places(model, adapter))
-    say(printed(found, target))
-    write_results(found, results)
-    write_html(found, html)
+        figures = save(result, target, laws, name_places(model, adapter))
+    say(printed(figures, target))
+    write_results(figures, results)
+    write_html(figures, html)
 
 
 def refuse_weightless(model: str) -> None:
-    """Raises InputError where a model's name is that of a configuration alone."""
+    """Raise InputError for the name of a configuration, which has no weights."""
     from rewrites.search.planned import weightless
     if weightless(model):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
@@ -109,13 +109,13 @@ def refuse_weightless(model: str) -> None:
 
 
 def declarations(file: Path | None) -> "UserDeclarations":
-    """What a user's file declares; nothing without one."""
+    """Load the declarations of a user's file; empty without one."""
     from rewrites.verify.user_laws import UserDeclarations, load_laws
     return UserDeclarations() if file is None else load_laws(file)
 
 
 def refuse(memory: float | None, number_type: str, output: str) -> None:
-    """What can be known to be wrong before the work begins, as an InputError that names the option."""
+    """Check options that can be wrong before the work begins. Raises InputError, which names the option."""
     from rewrites.lowering.representations import check_budgets
     from rewrites.workload.workload import check_output
     check_budgets(memory and 1e6 * memory, number_type)
@@ -132,9 +132,9 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
     with report.phase("start", brief=True):
         from rewrites.cli.machine.calibrate import calibrate_machine
     with silence_stdout():
-        said, found = calibrate_machine(report)
-    say(said)
-    write_results(found, results)
+        summary, figures = calibrate_machine(report)
+    say(summary)
+    write_results(figures, results)
 
 
 @app.command("compile")
@@ -165,9 +165,9 @@ def run(
     from opmatrix.runtime.program import Program
     from rewrites.metrics.texts_run import run_texts
     possible({"--json": (results, writable)}, directory, own)
-    said, found = run_texts(Program.load(directory, laws=own), text, truncate)
-    say(said)
-    write_results(found, results)
+    summary, figures = run_texts(Program.load(directory, laws=own), text, truncate)
+    say(summary)
+    write_results(figures, results)
 
 
 @app.command("generate")
@@ -211,8 +211,8 @@ def embed_file(
     program, start = Program.load(directory, laws=own), time.perf_counter()
     texts = embed.read_stdin() if file == "-" else Path(file)
     how = embed.reading("standard input" if file == "-" else file, truncate, skip_bad)
-    found = embed.embed_blocks(program, embed.each(texts), embed.BATCH_ROWS if rows is None else rows, how)
-    count, width = embed.write_npy(embed.followed(found, embed.quantity(texts)), out)
+    blocks = embed.embed_blocks(program, embed.each(texts), embed.BATCH_ROWS if rows is None else rows, how)
+    count, width = embed.write_npy(embed.followed(blocks, embed.quantity(texts)), out)
     seconds = time.perf_counter() - start
     say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
         + embed.outcome(how, program.tokenizer))
@@ -231,9 +231,9 @@ def evaluate(
     truncate: options.Truncate = None,
     own: options.OwnThings = None,
 ) -> None:
-    """How good checkpoints and saved programs are. With --pairs: Spearman's correlation, times 100, of the cosines of
-    sentence pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and
-    nats a byte."""
+    """Score checkpoints and saved programs. With --pairs: Spearman's correlation, times 100, of the cosines of sentence
+    pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and nats a
+    byte."""
     from rewrites.metrics import evaluate as evaluation
     from rewrites.metrics.pairs import SentencePairs
     from rewrites.workload.phases import Report, silence_stdout
@@ -247,11 +247,11 @@ def evaluate(
         say(evaluation.told_foreseen(told))
         return
     if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
-    given = SentencePairs.read(pairs)
+    sentence_pairs = SentencePairs.read(pairs)
     with silence_stdout():
-        found = evaluation.evaluate_all(models, given, Report(), truncate, own)
-    write_results(evaluation.scores_as_json(found, pairs, given), results)
-    say(evaluation.format_scores(found, given))
+        scores = evaluation.evaluate_all(models, sentence_pairs, Report(), truncate, own)
+    write_results(evaluation.scores_as_json(scores, pairs, sentence_pairs), results)
+    say(evaluation.format_scores(scores, sentence_pairs))
 
 
 @app.command()
@@ -305,9 +305,10 @@ def explain(
     with report.phase("start", brief=True):
         from rewrites.cli.explained_program import find_explanation
     with silence_stdout():
-        said, found = find_explanation(directory, report, model=model, full=full, laws=own, text=text, texts=workload)
-    say(said)
-    write_results(found, results)
+        explanation, figures = find_explanation(directory, report, model=model, full=full, laws=own, text=text,
+                                                texts=workload)
+    say(explanation)
+    write_results(figures, results)
 
 
 @app.command("report")
@@ -335,13 +336,13 @@ def profile(
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
-    """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
-    was predicted."""
+    """Show where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside
+    what was predicted."""
     from rewrites.cli.profile import profile as told
     possible({"--json": (results, writable)}, directory, own)
-    said, found = told(directory, sentences, tokens, rounds, own)
-    say(said)
-    write_results(found, results)
+    summary, figures = told(directory, sentences, tokens, rounds, own)
+    say(summary)
+    write_results(figures, results)
 
 
 @app.command()
@@ -360,10 +361,10 @@ def verify(
     from rewrites.metrics.check_table import FAILS, format_checks
     from rewrites.metrics.recheck import of_directory
     possible({"--json": (results, writable)}, directory, model, text, pairs, own)
-    found = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
-    say(format_checks(found))
-    write_results({"checks": [check._asdict() for check in found]}, results)
-    if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
+    checks = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
+    say(format_checks(checks))
+    write_results({"checks": [check._asdict() for check in checks]}, results)
+    if any(check.verdict == FAILS for check in checks): raise typer.Exit(1)
 
 
 app.command("plan")(plan_model)
@@ -383,11 +384,12 @@ def spectrum(
     from opmatrix.files.checkpoint import open_model
     from rewrites.report.weight_spectra import weights
     possible({"--out": (out, drawable), "--json": (results, writable)}, model)
-    found = weights(open_model(model).operator())
-    say(spectrum_text(found))
-    write_results({"spectra": [{"name": each.name, "kind": each.kind, **dict(each.rows())} for each in found]}, results)
+    spectra = weights(open_model(model).operator())
+    say(spectrum_text(spectra))
+    write_results({"spectra": [{"name": weight.name, "kind": weight.kind, **dict(weight.rows())}
+                               for weight in spectra]}, results)
     if out is not None:
-        say(f"drawn in {spectrum_figure(found, out)}")
+        say(f"drawn in {spectrum_figure(spectra, out)}")
 
 
 for _ in app.registered_commands:

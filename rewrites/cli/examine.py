@@ -1,4 +1,5 @@
-"""What this machine has for programs: the processor and what kernels use of it, cores, libraries, caches."""
+"""The facts of this machine that matter to programs: the processor and the features that kernels use, cores, libraries,
+caches."""
 import errno
 import os
 import platform
@@ -29,30 +30,27 @@ class Library(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is looked at. `features`: what kernels use; `matrix`: whether this process may use matrix registers;
-    `cache`: where calibration and kernels are kept, `calibrated` and `kernels` what of it is of these sources, `holds`
-    entries and bytes by kind; `unkept`: why nothing can be kept there, `distrusted`: whether that is because others may
-    write there."""
+    """All facts that are examined."""
 
     host: Host = field(default_factory=Host)
     environment: Mapping[str, str] = field(default_factory=dict)
     processor: str = ""
-    features: tuple[str, ...] = ()
-    matrix: bool = False
+    features: tuple[str, ...] = ()                          # processor features that kernels use
+    matrix: bool = False                                    # this process may use matrix registers
     threads: int = 1
-    pools: tuple[Library, ...] = ()
+    pools: tuple[Library, ...] = ()                         # libraries with threads of their own
     versions: Mapping[str, str] = field(default_factory=dict)
-    providers: Mapping[str, str] = field(default_factory=dict)
-    cache: Path = Path()
-    unkept: str = ""
-    distrusted: bool = False
-    calibrated: bool = True
-    kernels: int = 0
-    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    providers: Mapping[str, str] = field(default_factory=dict)  # other libraries that programs could use
+    cache: Path = Path()                                    # directory of calibration and kernels
+    unkept: str = ""                                        # why that directory cannot be written
+    distrusted: bool = False                                # true if so because other users may write there
+    calibrated: bool = True                                 # a calibration of these sources is there
+    kernels: int = 0                                        # kernels of these sources there
+    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # kind -> (entries, bytes)
 
 
 def examined(environment: Mapping[str, str] = os.environ) -> Facts:
-    """This process's facts."""
+    """Return the facts of this process."""
     from formats.host.host import cpu
     from formats.host.threads import threads
     from formats.kernels.engine.native import FEATURES as FOUND
@@ -64,7 +62,7 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
 
 
 def examine_cache() -> dict[str, Any]:
-    """The facts of the cache."""
+    """Return the facts of the cache."""
     from formats.disk.cache import Distrusted, guarded, location, make_directory, why
     from formats.disk.holdings import holdings, list_entries
     from formats.kernels.engine.objects import CODES, home
@@ -82,8 +80,8 @@ def examine_cache() -> dict[str, Any]:
 
 
 def cleaned() -> "list[CacheEntry]":
-    """Removes from the cache what the installed version makes no use of: what went. Raises InputError where the cache
-    is not ours."""
+    """Remove from the cache the entries that the installed version does not use, and return them. Raises InputError
+    if other users could have written to the cache (`Distrusted`), and if there is none."""
     from formats.core.errors import InputError
     from formats.disk.cache import location, why
     from formats.disk.holdings import clean
@@ -94,17 +92,17 @@ def cleaned() -> "list[CacheEntry]":
 
 
 def pools() -> Iterator[Library]:
-    """The BLAS libraries that are loaded."""
+    """Yield the loaded BLAS libraries."""
     import numpy  # noqa: F401
     from threadpoolctl import threadpool_info
-    for each in threadpool_info():
-        if each["user_api"] == "blas":
-            yield Library(each["internal_api"], each.get("version") or "", each.get("architecture") or "",
-                       each["num_threads"])
+    for pool in threadpool_info():
+        if pool["user_api"] == "blas":
+            yield Library(pool["internal_api"], pool.get("version") or "", pool.get("architecture") or "",
+                          pool["num_threads"])
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, of the system, and of what makes code."""
+    """Return the versions of Python, of the system, and of the libraries that make code."""
     from rewrites.report.results import installed
     names = "opmatrix", "numpy", "scipy", "numba", "llvmlite", "egglog"
     return {"python": platform.python_version(), **{name: installed(name) for name in names},
@@ -112,14 +110,14 @@ def versions() -> dict[str, str]:
 
 
 def providers() -> dict[str, str]:
-    """Other libraries that programs could multiply with, none of them imported."""
+    """Return the versions of other libraries that programs could multiply with. None of them is imported."""
     from rewrites.report.results import installed
-    found = {name: installed(name) for name in ("torch", "mkl", "sparse-dot-mkl")}
-    return found | {"CUDA": cuda()}
+    installed_versions = {name: installed(name) for name in ("torch", "mkl", "sparse-dot-mkl")}
+    return installed_versions | {"CUDA": cuda()}
 
 
 def cuda() -> str:
-    """How many devices the driver tells."""
+    """Describe the number of devices that the CUDA driver reports."""
     import ctypes
     try: driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     except OSError: return "no driver"

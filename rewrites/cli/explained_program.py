@@ -1,5 +1,5 @@
-"""What became of a model: its first layers before and after, the laws that lead from one to the other, step by step,
-and what each law saved, measured by leaving it out."""
+"""The work of `explain`: the first layers of a model before and after, the laws that lead from one to the other, step
+by step, and the time that each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,37 +31,37 @@ from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find
 from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
-SHOWN_STEPS = 14                                            # steps: about a layer
-REPEATS = 3                                                 # measurements, which have to agree on what a law saves
+SHOWN_STEPS = 14                                            # steps that are printed: about a layer
+REPEATS = 3                                                 # measurements that have to agree on the saving of a law
 
 
 def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
             **given: Path | None) -> str:
-    """What `find_explanation` says, as text alone."""
+    """Return the text of `find_explanation` alone."""
     return find_explanation(directory, report, rounds, model, full, **given)[0]
 
 
 def find_explanation(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
                      **given: Path | None) -> tuple[str, dict[str, object]]:
-    """The report on a saved program, chosen or of the front beside it, for the workload that it was made for, as text
-    and as figures; `full`: with every step of its derivation, and the program before it. `given` are the user's files
-    that took part: laws, text, texts (rewrites.metrics.reported). `model` is where the checkpoint is now; without it,
-    where the program says.
-    Raises InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
+    """Return the report on a saved program, chosen or of the front beside it, for the workload that it was made for, as
+    text and as figures. `full`: with every step of its derivation, and the program before it. `given`: the user's files
+    that took part: laws, text, texts (rewrites.metrics.reported). `model`: the place of the checkpoint, by default as
+    the program says. Raises InputError where the directory, a file or the checkpoint is missing, is damaged or is
+    another one."""
     with report.phase("model"):
         program = Program.load(directory, laws=given.get("laws"))
-        found, kept = read_report(directory)
-        found.same(given)
-        opened = reopen(program, found, model, given)
-    front = [point_row(point, i == found.chosen) for i, point in enumerate(found.front)]
-    name = found.front[found.chosen]["name"]
+        reported, steps_file = read_report(directory)
+        reported.same(given)
+        opened = reopen(program, reported, model, given)
+    front = [point_row(point, i == reported.chosen) for i, point in enumerate(reported.front)]
+    name = reported.front[reported.chosen]["name"]
     with report.phase("search"):
         imported, _ = opened.structure((), fusion=False).program({})
         exact = opened.structure(opened.laws)
         groups = {join_names(names): (names, structure) for names, structure in group_fired(opened, exact)}
     useful = {name: structure for name, (_, structure) in groups.items() if saves(structure, exact.time)}
     with report.phase("derive") as progress:
-        steps = read_text(kept) if kept.exists() else find_steps(program, found, opened, exact, progress)
+        steps = read_text(steps_file) if steps_file.exists() else find_steps(program, reported, opened, exact, progress)
     programs = {"imported": imported, "fused": opened.structure(()).program({})[0], "exact": exact.program({})[0]}
     programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
     watch = Watch()
@@ -71,8 +71,8 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
     ordered = sorted(useful.items(), key=lambda item: -item[1].time)
     rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
             for name, structure in ordered]
-    every, busy = {name: [second for each in taken for second in each[name]] for name in programs}, watch.seen()
-    said = "\n\n".join([
+    every, busy = {name: [second for repeat in taken for second in repeat[name]] for name in programs}, watch.seen()
+    text = "\n\n".join([
         f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
         *warn_busy(busy, "measured times are too long, and differences between them mostly noise",
                    getattr(opened.machine, "marks", ())),
@@ -84,31 +84,31 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
         *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"])])
-    return said, {
+    return text, {
         "program": str(directory), "model": opened.meta["source"], "chosen": name, "busy": busy,
         "measured_s": {which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
                        for which in ("imported", "fused", "exact")},
-        "saved": [{"laws": list(groups[each][0]), "predicted_s": structure.time - exact.time,
-                   **find_saving(taken, f"without {each}", "exact")._asdict()} for each, structure in ordered],
+        "saved": [{"laws": list(groups[left_out][0]), "predicted_s": structure.time - exact.time,
+                   **find_saving(taken, f"without {left_out}", "exact")._asdict()} for left_out, structure in ordered],
         "steps": [{"output": step.output, "kernel": step.kernel, "operands": dict(step.operands),
                    "attributes": dict(step.attributes)} for step in program.steps], "derivation": steps.splitlines(),
         "front": [{key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error",
-                                               "measured_error")} for point in found.front]}
+                                               "measured_error")} for point in reported.front]}
 
 
 def read_report(directory: Path) -> tuple[Reported, Path]:
-    """The report that a saved program is of, and the file that holds its steps where it was chosen. A program of a
-    front has the report that lies beside the front."""
+    """Return the report of a saved program, and the file that holds the steps of its derivation. A program of a front
+    has the report beside the front."""
     whole, number = directory.resolve().parent.parent, directory.resolve().name
     if (directory / REPORT).exists() or directory.resolve().parent.name != FRONT or not number.isdecimal():
         return Reported.read(directory / REPORT), directory / DERIVATION
-    found = Reported.read(whole / REPORT)
-    if (at := int(number)) >= len(found.front): return Reported.read(directory / REPORT), directory / DERIVATION
-    return replace(found, chosen=at), (whole if at == found.chosen else directory) / DERIVATION
+    reported = Reported.read(whole / REPORT)
+    if (at := int(number)) >= len(reported.front): return Reported.read(directory / REPORT), directory / DERIVATION
+    return replace(reported, chosen=at), (whole if at == reported.chosen else directory) / DERIVATION
 
 
 def outline(steps: str) -> str:
-    """A derivation as text without its steps: how many each part has."""
+    """Return a derivation as text without its steps: the number of steps of each part."""
     return "\n".join(line for line in steps.splitlines() if not line.startswith(" "))
 
 
@@ -119,25 +119,26 @@ def format_program(program: Program) -> str:
 
 
 class MeasuredSaving(NamedTuple):
-    """Seconds that one program takes more than another, round by round: median, quartiles, whether that is noise."""
+    """Seconds that one program takes more than another, round by round."""
 
-    measured_s: float
+    measured_s: float                                       # median
     quartiles_s: tuple[float, float]
-    below_noise: bool
+    below_noise: bool                                       # the difference is noise
 
 
 def find_saving(taken: Sequence[Seconds], name: str, base: str) -> MeasuredSaving:
-    """What `name` takes more than `base`."""
-    repeats = [[a - b for a, b in zip(each[name], each[base], strict=True)] for each in taken]
-    found = [difference for rounds in repeats for difference in rounds]
-    return MeasuredSaving(median(found), quartiles(found), noisy(repeats))
+    """Return the time that `name` takes more than `base`."""
+    repeats = [[a - b for a, b in zip(runs[name], runs[base], strict=True)] for runs in taken]
+    differences = [difference for rounds in repeats for difference in rounds]
+    return MeasuredSaving(median(differences), quartiles(differences), noisy(repeats))
 
 
 def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
-    """Microseconds that `name` takes more than `base`: the median, or that it is below noise, and quartiles."""
-    found = find_saving(taken, name, base)
-    return ["below noise" if found.below_noise else f"{1e6 * found.measured_s:.1f}",
-            " to ".join(f"{1e6 * end:.1f}" for end in found.quartiles_s)]
+    """Return the microseconds that `name` takes more than `base`, as text: the median, or that it is below noise, and
+    quartiles."""
+    saving = find_saving(taken, name, base)
+    return ["below noise" if saving.below_noise else f"{1e6 * saving.measured_s:.1f}",
+            " to ".join(f"{1e6 * end:.1f}" for end in saving.quartiles_s)]
 
 
 def gains(taken: Seconds) -> str:
@@ -154,8 +155,8 @@ def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
 
 def find_steps(program: Program, found: Reported, opened: Opened, exact: Structure,
                progress: Tell = unheard) -> str:
-    """The steps to a saved program whose directory holds none: it is searched for again, as the report says that it was
-    found, and known by its hash."""
+    """Return the steps to a saved program whose directory holds none. It is searched for again, as the report says that
+    it was found, and recognised by its hash."""
     if found.chosen == 0: return derive(exact, opened.laws)         # the front begins with the exact program
     if found.front[found.chosen]["smaller"]:
         return "none: a program of a smaller model has them only where `opmatrix optimize` chooses it"
@@ -169,9 +170,9 @@ def find_steps(program: Program, found: Reported, opened: Opened, exact: Structu
 
 def reopen(program: Program, found: Reported, model: str | None = None,
            given: Mapping[str, Path | None] = NO_FILES) -> Opened:
-    """What a search that led to a program began with: the model it came from, and the user's files."""
+    """Return the inputs of the search that led to a program: the model that it came from, and the user's files."""
     checkpoint = open_model(model or origin(program), adapter_of(program))
-    declared = UserDeclarations() if (own := given.get("laws")) is None else load_laws(own)
+    declared = UserDeclarations() if (laws_file := given.get("laws")) is None else load_laws(laws_file)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
     workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix, found.generation)
     laws, _ = admit_laws(without((*EXACT_LAWS, *declared.laws), found.without))
@@ -181,11 +182,12 @@ def reopen(program: Program, found: Reported, model: str | None = None,
 
 
 def origin(program: Program) -> str:
-    """The checkpoint that a program says it was made of. Raises InputError where it says none, or none that is here."""
+    """Return the checkpoint that a program was made of, as it says. Raises InputError if it names none, or one that is
+    not there."""
     place = program.meta.get("source")
     if not isinstance(place, str):
         raise InputError("the program does not say which model it was made of: give it: --model MODEL")
     if place in MODELS or is_hub_name(place): return place
-    if found := find_directory(program, SOURCE_ENTRY, place): return found
+    if directory := find_directory(program, SOURCE_ENTRY, place): return directory
     raise InputError(f"{shown(place)}: the model that the program was made of is not there, as seen from "
                      f"{shown(Path.cwd())}: say where it is: --model MODEL")

@@ -1,4 +1,4 @@
-"""What `generate` does: the program of a model or a directory, and its reply to a prompt as it grows."""
+"""The work of `generate`: the program of a model or a directory, and its reply to a prompt as it grows."""
 import sys
 import time
 from os.path import exists
@@ -20,8 +20,8 @@ def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: 
                 top_p: float = 1.0, seed: int = 0, cache: str | None = None, results: Path | None = None,
                 quiet: bool = False, own: Path | None = None, began: float | None = None,
                 ahead: ParsedAhead | None = None) -> None:
-    """The command: prints what follows a prompt, and writes its figures where that is asked for. `began`: when the
-    command did; `ahead`: the tokenizer of a saved program."""
+    """Run the command: print the reply to a prompt, and write its figures if requested. `began`: start of the command;
+    `ahead`: the tokenizer of a saved program."""
     possible({"--json": (results, writable)}, model, own)
     sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=began)
     write_results(generate(model, prompt, max_tokens, sampling, cache, report, own, ahead), results)
@@ -29,8 +29,8 @@ def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: 
 
 def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
              report: Report, own: Path | None = None, ahead: ParsedAhead | None = None) -> dict[str, object]:
-    """Prints what follows a prompt, and gives it with its figures, as JSON has them; `own`: the file of what a saved
-    program has of one's own. What is wrong with a prompt is known before a program is searched for."""
+    """Print the reply to a prompt, and return it with its figures, as for JSON. `own`: the user's file of functions
+    that a saved program has. An invalid prompt is refused before a program is searched for."""
     if cache is not None: check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
@@ -38,7 +38,7 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
-        from rewrites.cli.find_exact import find_exact, open_model  # with all laws, which a saved program needs not
+        from rewrites.cli.find_exact import find_exact, open_model  # imports all laws; a saved program needs none
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:
@@ -56,7 +56,7 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
 
 
 def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str | None) -> list[float]:
-    """Prints a reply as it grows; the seconds that each token took. Where it is interrupted, what was printed stays,
+    """Print a reply as it grows; return the seconds that each token took. After an interruption the printed text stays,
     on a line of its own."""
     taken, began = list[float](), time.perf_counter()
     try:
@@ -71,7 +71,7 @@ def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str |
 
 
 def figures(reply: Reply, taken: list[float]) -> str:
-    """Tokens, seconds to the first, tokens a second from there on, and why there are no more."""
+    """Return the count of tokens, seconds to the first, tokens a second after it, and the reason for the end."""
     rate = f", then {(len(taken) - 1) / sum(taken[1:]):.1f} a second" if len(taken) > 1 else ""
     why = "the text ended" if reply.ended == END else "the limit"
     return f"{len(reply.ids)} tokens behind {len(reply.prompt)}: the first after {taken[0]:.2f} s{rate}; {why}"

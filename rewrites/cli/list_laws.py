@@ -1,4 +1,4 @@
-"""All laws in groups, as text: what each says, its guard, its source."""
+"""All laws in groups, as text: for each law its statement, its guard, its source."""
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
@@ -17,26 +17,27 @@ LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equat
 
 
 def book(own: UserDeclarations, kind: str | None = None) -> str:
-    """Every law of a kind, or all; the last line counts them. Raises InputError for a kind that there is not."""
+    """Return the text of every law of a kind, or of all kinds; the last line counts them. Raises InputError for an
+    unknown kind."""
     if kind is not None and kind not in LAW_GROUPS:
         raise InputError(f"--kind {kind}: no such kind of law; {suggest_name(kind, LAW_GROUPS)}there are "
                          f"{', '.join(LAW_GROUPS)}")
     shown = [group for group in list_groups(own) if kind in (None, group[0]) and group[2]]
-    counts = [f"{sum(len(laws) for own_kind, _, laws in shown if own_kind == each)} {words}"
-              for each, words in LAW_GROUPS.items() if any(own_kind == each for own_kind, _, _ in shown)]
+    counts = [f"{sum(len(laws) for own_kind, _, laws in shown if own_kind == group)} {words}"
+              for group, words in LAW_GROUPS.items() if any(own_kind == group for own_kind, _, _ in shown)]
     left_out = ["left out\n" + "\n".join(own.left_out)] if own.left_out else []
     return "\n\n".join([*(section(*group) for group in shown), *left_out, ", ".join(counts) or "no law of that kind"])
 
 
 def laws_as_json(own: UserDeclarations, kind: str | None = None) -> dict[str, object]:
-    """Every law of a kind, or all, as entries of JSON."""
+    """Return every law of a kind, or of all kinds, as entries of JSON."""
     names = "name", "kind", "statement", "guard", "source"
     return {"laws": [{"group": group, **dict(zip(names, law.row(), strict=True))}
                      for group, _, laws in list_groups(own) if kind in (None, group) for law in laws]}
 
 
 def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Approximation | Implementation]]]:
-    """Kind, heading and laws of every group; the first sentence of a module is its heading."""
+    """Return the kind, heading and laws of every group; the first sentence of a module is its heading."""
     exact = [("exact", heading(module.__doc__ or ""), laws) for module, laws in EXACT_GROUPS]
     return [*exact, ("value", heading(values.__doc__ or ""), values.VALUE_LAWS),
             ("implementation", "Which kernel of the runtime computes which term; what begins with _ may follow.",
@@ -45,17 +46,17 @@ def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Ap
 
 
 def heading(doc: str) -> str:
-    """The first sentence of a docstring, on a line."""
+    """Return the first sentence of a docstring, on one line."""
     return " ".join(doc.split("\n\n")[0].split()).split(". ")[0].removesuffix(".") + "."
 
 
 def section(kind: str, words: str, laws: Sequence[Law | Approximation | Implementation]) -> str:
-    """A group under its heading."""
+    """Return a group under its heading."""
     return "\n".join([f"---- {kind}, {len(laws)}: {words}", *map(format_law, laws)])
 
 
 def format_law(law: Law | Approximation | Implementation) -> str:
-    """A law on a few lines."""
+    """Return a law on a few lines."""
     name, kind, statement, guard, source = law.row()
     return "\n    ".join([f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []),
                           *([source] if source else [])])

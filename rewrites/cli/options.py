@@ -1,4 +1,4 @@
-"""Options of the command line that several commands have, and those of `optimize`."""
+"""Options of the command line that several commands share, and those of single commands."""
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -191,18 +191,18 @@ STATUSES = {0: "all went well", 1: "a check of `verify` failed, or what is print
 
 
 def show_examples(lines: Sequence[str]) -> str:
-    """Examples as they stand below a command's help, a line each."""
+    """Return the examples below a command's help, a line each."""
     return "\n\n".join(["Examples:", *lines])
 
 
 def show_statuses() -> str:
-    """The exit statuses, as a sentence."""
+    """Return the exit statuses, as a sentence."""
     return "Exit status: " + "; ".join(f"{status}: {what}" for status, what in STATUSES.items()) + "."
 
 
 # ---- of the whole command line
 
-FIRST_LINES = {                                             # lines to begin with -> the work that each does
+FIRST_LINES = {                                             # first command lines -> the work of each
     "opmatrix doctor": "is this machine fit?",
     "opmatrix optimize minilm": "find and save its best program",
     'opmatrix run minilm.opmatrix "a sentence"': "embed a sentence by it",

@@ -1,4 +1,4 @@
-"""A model on a mesh, printed: what the command `partition` says."""
+"""The work of the command `partition`: a model on a mesh, printed."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,44 +34,44 @@ VALUES = "bf16", "float16", "float32"
 
 @dataclass(frozen=True)
 class PartitionWish:
-    """What is asked for beside a model and a mesh."""
-    sequences: int | None = None
-    tokens: int | None = None
-    stages: Sequence[int] | None = None
-    cuts: Mapping[str, str] | None = None
-    number: str = "bf16"
-    storage: Storage = "bf16"
-    crossing: Mapping[str, float] = field(default_factory=dict)
-    training: bool = False
-    sheet: Datasheet | None = None
-    form: str = "table"
-    train: "TrainWish | None" = None
+    """The options of `partition` besides a model and a mesh."""
+    sequences: int | None = None                            # sequences of the batch
+    tokens: int | None = None                               # tokens of each sequence
+    stages: Sequence[int] | None = None                     # layers of each stage
+    cuts: Mapping[str, str] | None = None                   # pattern of weight names -> their sharding
+    number: str = "bf16"                                    # number type of values
+    storage: Storage = "bf16"                               # storage of weights
+    crossing: Mapping[str, float] = field(default_factory=dict)  # bytes of a sent number, by axis
+    training: bool = False                                  # state of gradients and optimiser, too
+    sheet: Datasheet | None = None                          # the machine
+    form: str = "table"                                     # form of the output, one of FORMS
+    train: "TrainWish | None" = None                        # a step of training, if requested
 
 
 @dataclass(frozen=True)
 class TrainWish:
-    """A step of training: its schedule, micro-batches, what is computed again, bytes of state, where it is drawn."""
-    kind: ChunkedSchedule
+    """The options of a step of training."""
+    kind: ChunkedSchedule                                   # the schedule
     micro_batches: int
-    recompute: str
-    dropout: float
-    state: str
-    timeline: Path | None
+    recompute: str                                          # the part of forward that backward recomputes
+    dropout: float                                          # share that is dropped
+    state: str                                              # bytes a parameter of state
+    timeline: Path | None                                   # the file that it is drawn into
 
 
 def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
                 weights: str, crossing: str | None, training: bool, machine: str | None,
                 form: str, train: TrainWish | None = None) -> PartitionWish:
-    """What the options say, before anything is opened. Raises InputError for an option that says nothing that there
-    is."""
+    """Check the options and collect them, before any file is opened. Raises InputError for an option with an unknown
+    value."""
     check_among("--form", form, FORMS)
     if train is not None and form != "table": raise InputError(f"--form {form}: a step of training is a table alone")
     check_among("--values", values, VALUES)
     if (batch is None) != (tokens is None):
         missing = "--tokens" if tokens is None else "--batch"
         raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
-    for given, what in ((batch, "--batch"), (tokens, "--tokens")):
-        if given is not None and not 1 <= given <= 10 ** 12: raise InputError(f"{what} {given}: from 1 to 10^12")
+    for number, what in ((batch, "--batch"), (tokens, "--tokens")):
+        if number is not None and not 1 <= number <= 10 ** 12: raise InputError(f"{what} {number}: from 1 to 10^12")
     sheet = None if machine is None else datasheet(machine)
     return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
                          crossing_of(crossing), training, sheet, form, train)
@@ -83,13 +83,13 @@ def check_among(option: str, given: str, names: Sequence[str]) -> None:
 
 
 def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator | None, dict[str, int]]:
-    """The operator of a MODEL; that with numbers for all sizes, where they are known; and the numbers of those that
-    have names. With `symbolic` all sizes have names, with `scores` the head of its vocabulary is behind it. A directory
-    needs no weights. Raises InputError for a model that there is not."""
+    """Return the operator of a MODEL; the operator with numbers for all sizes, where they are known; and the numbers of
+    the named sizes. With `symbolic` all sizes have names, with `scores` the head of its vocabulary is behind it. A
+    directory needs no weights. Raises InputError for an unknown model."""
     config = config_of(model)
     if config is None and not (symbolic or scores):
-        found = open_promised(model)
-        return found, found, {}
+        operator = open_promised(model)
+        return operator, operator, {}
     if config is None: config = open_model(model).config
     named = name_sizes(config) if symbolic else config
     plain = promised(config, scores)
@@ -99,15 +99,16 @@ def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator
 
 
 def config_of(model: str) -> Settings | None:
-    """The configuration of a MODEL that is one, or that is a directory; None where it must be opened for it."""
+    """Return the configuration of a MODEL that is a configuration or a directory; None where the MODEL must be opened
+    for it."""
     if weightless(model): return configured(model)
     file = Path(model) / "config.json"
     return configured(file) if file.is_file() else None
 
 
 def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWish) -> str:
-    """The formulas of a MODEL on a mesh as tables, as LaTeX or as Python, and what they are at numbers. Raises
-    InputError for what does not fit."""
+    """Return the formulas of a MODEL on a mesh, as tables, LaTeX or Python, with their values. Raises InputError for
+    options that do not fit together."""
     if unknown := sorted(ask.crossing.keys() - {"*", "weights", *(axis.name for axis in mesh)}):
         raise InputError(f"--crossing {unknown[0]}: the mesh has no such axis: it has "
                          f"{', '.join([*(axis.name for axis in mesh), 'weights'])}")
@@ -124,92 +125,92 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
     if ask.form == "derivation": return str(derivation_of(plan))
     if ask.form == "placements": return placements_text(exact or plan)
     if ask.form == "workflow": return workflow_of(exact or plan).yaml()
-    return "\n\n".join(each.latex() if ask.form == "latex" else each.python() for each in view.formulas)
+    return "\n\n".join(formulas.latex() if ask.form == "latex" else formulas.python() for formulas in view.formulas)
 
 
 def planned_partitions(live: Operator, plain: Operator | None, mesh: Mesh, name: str,
                        ask: PartitionWish) -> tuple[Partition, Partition | None]:
-    """A partition whose formulas have sizes of the batch as symbols, and one at numbers for all sizes, where they are
-    given. Where a pattern asks for numbers they stand in the formulas."""
+    """Return a partition whose formulas have the sizes of the batch as symbols, and one at numbers for all sizes, where
+    they are given. Where a pattern needs numbers, they are in the formulas, too."""
     def split(model: Operator, sizes: BatchSizes) -> Partition:
         return partition(model, mesh, sizes, name=name, stages=ask.stages, cuts=ask.cuts)
     if ask.sequences is None or ask.tokens is None: return split(live, BatchSizes()), None
     numbers = BatchSizes(ask.sequences, ask.tokens)
-    exact = None if plain is None else split(plain, numbers)                # refuses what does not fit these numbers
+    exact = None if plain is None else split(plain, numbers)                # raises InputError for unfit numbers
     try: return split(live, BatchSizes()), exact
     except InputError: return split(live, numbers), exact
 
 
 def crossing_of(text: str | None) -> dict[str, float]:
-    """Bytes of a number that crosses: of all values as KIND, or over an axis as AXIS=KIND, with commas between them."""
-    found = {}
+    """Parse the bytes of a sent number: KIND for all values, or AXIS=KIND for an axis, separated by commas."""
+    sizes = {}
     for part in [] if text is None else text.split(","):
         axis, equals, kind = part.rpartition("=")
         check_among("--crossing" + f" {axis}=" * bool(equals), kind, [*BYTES])
-        found[axis if equals else "*"] = BYTES[kind]
-    return found
+        sizes[axis if equals else "*"] = BYTES[kind]
+    return sizes
 
 
 def stages_of(text: str | None) -> list[int] | None:
-    """Layers of each stage, as "10,12,10"."""
+    """Parse the layers of each stage, such as "10,12,10"."""
     if text is None: return None
-    try: return [int(each) for each in text.split(",")]
+    try: return [int(count) for count in text.split(",")]
     except ValueError:
         raise InputError(f"--stages {text}: numbers of layers with commas between them, such as 10,12,10") from None
 
 
 def cuts_of(texts: Sequence[str]) -> dict[str, str]:
-    """How weights are cut by hand, each as "*q_proj*=columns"."""
-    found = {}
+    """Parse how weights are sharded by hand, each as "*q_proj*=columns"."""
+    ways = {}
     for text in texts:
         pattern, equals, how = text.rpartition("=")
         if not equals:
             raise InputError(f"--cut {text}: a pattern of names, and how they are cut, such as *q_proj*=columns")
         check_among(f"--cut {pattern}=", how, WAYS)
-        found[pattern] = how
-    return found
+        ways[pattern] = how
+    return ways
 
 
 def storage_of(text: str) -> Storage:
-    """How weights are stored: a number type or a format, with its parameters, such as nm:n=2:m=4; of some names alone
-    as PATTERN=KIND, with commas between them, the first that fits."""
-    found: dict[str, float | str | StoredIn] = {}
+    """Parse the storage of weights: a number type or a format, with its parameters, such as nm:n=2:m=4. PATTERN=KIND is
+    for some names alone; items are separated by commas, and the first that fits is used."""
+    storage: dict[str, float | str | StoredIn] = {}
     for part in text.split(","):
         first, *parameters = part.split(":")
         where, equals, kind = first.rpartition("=")
-        found[where if equals else "*"] = stored_of(kind, parameters)
-    return found
+        storage[where if equals else "*"] = stored_of(kind, parameters)
+    return storage
 
 
 def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
-    """A number type, or a format with its parameters."""
+    """Return a number type, or a format with its parameters."""
     if kind in PLAIN_NUMBERS and not parameters: return PLAIN_NUMBERS[kind]
-    given = {}
-    for each in parameters:
-        name, _, value = each.partition("=")
-        try: given[name] = float(value) if "." in value else int(value)
+    numbers = {}
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        try: numbers[name] = float(value) if "." in value else int(value)
         except ValueError:
-            raise InputError(f"--weights {kind}:{each}: parameters are numbers, such as nm:n=2:m=4") from None
-    found = StoredIn(kind, given)
-    try: check_stored(found)
+            raise InputError(f"--weights {kind}:{parameter}: parameters are numbers, such as nm:n=2:m=4") from None
+    stored = StoredIn(kind, numbers)
+    try: check_stored(stored)
     except InputError as error: raise InputError(f"--weights {error}") from None
-    return found
+    return stored
 
 
 def name_of(model: str) -> str:
-    """What a model is called in what is printed."""
+    """Return the name of a model in printed text."""
     return Path(model).stem if model.endswith(".json") else Path(model).name
 
 
 def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, dropout: float, state: str,
                 timeline: Path | None, batch: int | None) -> TrainWish | None:
-    """What the options of a step of training say, where there is one. Raises InputError for an option that says nothing
-    that there is, and for one without a step."""
-    own = {"--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
-           "--recompute": (recompute, "none"), "--dropout": (dropout, 0), "--state": (state, "16"),
-           "--timeline": (timeline, None)}
+    """Check and collect the options of a step of training; None without `--train`. Raises InputError for an option with
+    an unknown value, and for an option without a step."""
+    options = {"--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
+               "--recompute": (recompute, "none"), "--dropout": (dropout, 0), "--state": (state, "16"),
+               "--timeline": (timeline, None)}
     if not train:
-        check_left_out(own, "a step of training")
+        check_left_out(options, "a step of training")
         return None
     check_among("--recompute", recompute, [*RECOMPUTED])
     check_among("--state", state, [*STATES])
@@ -219,15 +220,16 @@ def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, 
 
 
 def check_left_out(own: Mapping[str, tuple[object, object]], what: str) -> None:
-    """Raises InputError for an option that is not as usual, where there is no training that it is of."""
-    for option, (given, usual) in own.items():
-        if given != usual: raise InputError(f"{option} {given}: it is of {what}: give --train, too")
+    """Raise InputError for an option that differs from its default, where the training that it belongs to is not
+    requested."""
+    for option, (value, usual) in own.items():
+        if value != usual: raise InputError(f"{option} {value}: it is of {what}: give --train, too")
 
 
 def told_training(plan: Partition, exact: Partition | None, ask: PartitionWish, train: TrainWish) -> str:
-    """The text of a step of training of a partition, whose timeline is drawn where that is asked for."""
+    """Return the text of a step of training of a partition; its timeline is drawn if requested."""
     stages = len(plan.stages) // train.kind.chunks
-    train.kind.tasks(stages, train.micro_batches)           # refuses what there is no order of, before anything is read
+    train.kind.tasks(stages, train.micro_batches)           # raises InputError without an order, before any reading
     keep, state = RECOMPUTED[train.recompute], STATES[train.state]
     at = None if exact is None else TrainedPipeline(
         training_step(exact, keep, train.dropout), train.kind, train.micro_batches, ask.number, ask.storage, state,

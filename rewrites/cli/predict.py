@@ -1,5 +1,4 @@
-"""What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is
-claimed measured."""
+"""Predictions of programs on a machine that is not here: bounds from its data sheet. Nothing is run or measured."""
 import os
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,14 +18,14 @@ from rewrites.search.planned import shapes, weightless
 from rewrites.search.search import SearchSpace, Structure, cheapest
 from rewrites.workload.phases import silence_stdout
 
-NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
-                                                             # units the second
-PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # by laws, and whether kernels are fused
+NUMBER_TYPES = ("float32", "bf16")                           # number types of activations: the vector unit computes
+                                                             # the first, matrix units the second
+PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # name, laws, whether kernels are fused
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
 def elsewhere(model: str, name: str, tokens: int | None) -> tuple[str, dict[str, object]]:
-    """What programs of a model would take on a machine from its data sheet, as text and as figures."""
+    """Predict the programs of a model on a machine from its data sheet, as text and as figures."""
     sheet = datasheet(name)
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
@@ -35,48 +34,48 @@ def elsewhere(model: str, name: str, tokens: int | None) -> tuple[str, dict[str,
 
 
 def open_promised(model: str) -> Operator:
-    """The operator of a MODEL where nothing is run: of a checkpoint, of a configuration alone, or of a well-known
-    model. Raises InputError for a name that there is not; for one that is no path, with the well-known ones."""
+    """Return the operator of a MODEL where nothing is run: of a checkpoint, of a configuration alone, or of a
+    well-known model. Raises InputError for an unknown name; for one that is no path it lists the well-known ones."""
     return shapes(model) if weightless(model) else open_known(model).operator()
 
 
 def open_known(model: str) -> Checkpoint:
-    """A MODEL that has weights. Raises InputError for a name that there is not; for one that is no path, with the
+    """Open a MODEL that has weights. Raises InputError for an unknown name; for one that is no path it lists the
     well-known ones."""
     if not (os.path.exists(model) or model in MODELS or os.sep in model): find_known(model)
     return open_model(model)
 
 
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> tuple[str, dict[str, object]]:
-    """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds
-    them."""
-    extents, found, spaces = counted([tokens], patterns(model)), parts(model), dict[str, SearchSpace]()
+    """Predict the imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, and
+    the units that bound them."""
+    extents, layers, spaces = counted([tokens], patterns(model)), parts(model), dict[str, SearchSpace]()
     rows: list[ProgramBounds] = []
     for kind in NUMBER_TYPES:
         machine = replace(sheet, activations=kind)
         for name, laws, fusion in PROGRAMS:
-            spaces[name] = space = SearchSpace(model, laws, machine, extents, fusion, found=found,
+            spaces[name] = space = SearchSpace(model, laws, machine, extents, fusion, found=layers,
                                                elsewhere=spaces.get(name))
             structure = cheapest(space)
             rows.append(ProgramBounds(name, kind, structure.time, structure.memory,
                                       shares(structure, machine, extents)))
-    said = "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
+    text = "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
                       "run",
                       f"source: {sheet.source}", "",
                       table([row.cells for row in rows], ["", "activations", "µs at least", "MB stored",
                                                           *(f"{unit} bound" for unit in BOTTLENECKS)])])
-    return said, {"machine": sheet.name, "source": sheet.source, "tokens": tokens,
+    return text, {"machine": sheet.name, "source": sheet.source, "tokens": tokens,
                   "programs": [row._asdict() for row in rows]}
 
 
 class ProgramBounds(NamedTuple):
-    """What a program takes at least on a machine that is not here, and which unit decides which share of that."""
+    """Lower bounds of a program on a machine that is not here."""
 
     name: str
     activations: str
-    predicted_s: float
+    predicted_s: float                                      # seconds, at least
     stored_bytes: float
-    bound: dict[str, float]
+    bound: dict[str, float]                                 # unit -> share of the seconds that it decides
 
     @property
     def cells(self) -> list[str]:
@@ -86,7 +85,7 @@ class ProgramBounds(NamedTuple):
 
 
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> dict[str, float]:
-    """The share of the seconds of a program's kernels that each unit decides."""
+    """Return the share of the seconds of a program's kernels that each unit decides."""
     program, _ = structure.program({})
     spent = dict.fromkeys(BOTTLENECKS, 0.0)
     for kernel, sizes in program.cost(extents):

@@ -1,4 +1,5 @@
-"""Where the seconds of a saved program go: every kind of step, as measured inside runs, beside what its price says."""
+"""The work of `profile`: the seconds of a saved program by kind of step, as measured inside runs, beside the predicted
+ones."""
 from pathlib import Path
 from statistics import median
 
@@ -20,26 +21,26 @@ HEADER = ["", "steps", "ms predicted", "measured", "share"]
 
 def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15,
             own: Path | None = None) -> tuple[str, dict[str, object]]:
-    """The table, and its figures, for so many sentences of so many drawn tokens. Raises InputError for what is no
-    program, or one whose inputs nobody can draw."""
+    """Return the table, and its figures, for sentences of drawn tokens. Raises InputError for a directory that is no
+    program, and for a program whose inputs cannot be drawn."""
     program = Program.load(directory, laws=own)
     batch, watch = drawn(program, sentences, tokens), Watch()
-    found = program.profile(batch, rounds)
-    whole, machine = median(found.runs), calibrated(lambda *_: None)
+    profiled = program.profile(batch, rounds)
+    whole, machine = median(profiled.runs), calibrated(lambda *_: None)
     prices = Prices(Running.of(machine, batch.starts, program.stored_bytes), program.extents(batch))
-    *steps, beside = measure_operators(program, found, prices)
+    *steps, beside = measure_operators(program, profiled, prices)
     run = "a run", 0, beside[2] + sum(row[2] for row in steps), whole
     rows = [*steps, beside, run]
     lines = [[what, str(count or ""), ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
     figures = [dict(zip(OPERATOR_FIGURES, row, strict=True)) for row in rows]
-    said = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
+    text = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
-    return said, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}
+    return text, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}
 
 
 def drawn(program: Program, sentences: int, tokens: int) -> Batch:
-    """Sentences of tokens that are drawn from the whole vocabulary."""
+    """Draw sentences of tokens from the whole vocabulary."""
     limits = least_limits(program.schedule.calls)
     if program.inputs or "tokens" not in limits:
         raise InputError("profile: this program reads matrices, and nobody draws these: give Program.profile yours")

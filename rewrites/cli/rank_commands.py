@@ -1,5 +1,5 @@
-"""The commands of ranks: `plan` finds how a model is best spread over many; `partition` says what each computes, sends
-and holds; `launch` runs them as processes, compared with one rank and with the formulas."""
+"""The commands of ranks: `plan` finds the fastest ways to spread a model over many; `partition` shows what each
+computes, sends and holds; `launch` runs them as processes, compared with one rank and with the formulas."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,9 +16,9 @@ from rewrites.cli.outputs import possible, printable, say, write_results
 if TYPE_CHECKING:
     from opmatrix.models.config import Settings
 
-DRAWN_WEIGHTS = 2 * 10 ** 8                                 # numbers that ranks may each draw
-BRIEF_DEVICES = 2048                                        # that are planned for within a second or so
-TOO_FAR = 1e-6                                              # of the largest entry: no rounding is as large
+DRAWN_WEIGHTS = 2 * 10 ** 8                                 # weights that each rank may draw, at most
+BRIEF_DEVICES = 2048                                        # devices, at most, that are planned for in a second or so
+TOO_FAR = 1e-6                                              # error relative to the largest entry; rounding is smaller
 
 
 def plan_model(
@@ -38,9 +38,9 @@ def plan_model(
     explain: options.ExplainPlan = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """How a MODEL is best trained, or asked, on so many devices of a machine: the fastest strategies, with time and
-    memory by part, why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is
-    run. For `--machine local` ranks are timed, and the line is printed that `opmatrix launch` runs."""
+    """Find the fastest strategies to train or run a MODEL on many devices of a machine, with time and memory by part,
+    why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is run. For
+    `--machine local` ranks are timed, and the line is printed that `opmatrix launch` runs."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
@@ -58,25 +58,27 @@ def plan_model(
         batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer, keep=keep, carbon=carbon,
         name=name_of(model), heard=line)
     with line.ticking():
-        found = local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
-    line.end(f"{found.found.count:,}")
-    say(str(found))
-    if local: say(f"\nthe first: {launch_line(found, found.best[0], model)}")
-    if explain: say(f"\n{explain_choice(found, found.best[0])}")
+        planned = (local_plan(config, devices, **asked) if local
+                   else plan(config, devices, machine, flash=flash, **asked))
+    line.end(f"{planned.found.count:,}")
+    say(str(planned))
+    if local: say(f"\nthe first: {launch_line(planned, planned.best[0], model)}")
+    if explain: say(f"\n{explain_choice(planned, planned.best[0])}")
     if timeline is not None:
-        first = found.best[0]
-        say(f"\ndrawn in {draw_step(first, timeline, f'{found.name}: {first}', best_cut(first, found.question.room))}")
-    write_results(plan_json(found), results)
+        first = planned.best[0]
+        say("\ndrawn in "
+            f"{draw_step(first, timeline, f'{planned.name}: {first}', best_cut(first, planned.question.room))}")
+    write_results(plan_json(planned), results)
     if rows is not None:
-        with replacing(rows) as out: out.write(plan_csv(found).encode())
+        with replacing(rows) as out: out.write(plan_csv(planned).encode())
 
 
 def planned_config(model: str) -> Settings:
-    """The configuration of a MODEL that is planned. Raises InputError for a name that there is not."""
+    """Return the configuration of a MODEL that is planned. Raises InputError for an unknown name."""
     from rewrites.cli.partitions import config_of
     from rewrites.cli.predict import open_known
-    found = config_of(model)
-    return open_known(model).config if found is None else found
+    config = config_of(model)
+    return open_known(model).config if config is None else config
 
 
 def partition_model(
@@ -116,8 +118,8 @@ def partition_model(
     machine: options.Elsewhere = None,
     form: options.Form = "table",
 ) -> None:
-    """How a MODEL is split over ranks: formulas of what the busiest of each stage computes, sends, stores and holds.
-    The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
+    """Split a MODEL over ranks: formulas of what the busiest of each stage computes, sends, stores and holds. The MODEL
+    may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
@@ -127,8 +129,8 @@ def partition_model(
                       visits=visits)
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
     possible({"--timeline": (timeline, check_timeline)}, model)
-    given = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
-    with silence_stdout(): text = told(model, mesh, symbolic, scores, given)
+    wishes = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
+    with silence_stdout(): text = told(model, mesh, symbolic, scores, wishes)
     say(text)
 
 
@@ -188,21 +190,21 @@ def launch_model(
     asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
                  stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
                  decode=decode, node=node, visits=visits)
-    try: text, found = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
+    try: text, figures = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
     except RanksFailed as error: end_with(str(error))
     say(text)
-    write_results(found, results)
-    if not found["holds"]: end_with("ranks differ from one rank or from the formulas, as the table says")
+    write_results(figures, results)
+    if not figures["holds"]: end_with("ranks differ from one rank or from the formulas, as the table says")
 
 
 def end_with(line: str) -> NoReturn:
-    """One line on the standard error, and status 1."""
+    """Print one line on the standard error, and exit with status 1."""
     typer.echo(printable(f"opmatrix: {' '.join(line.split())}"), err=True)
     raise typer.Exit(1)
 
 
 def traceable(place: Path) -> None:
-    """Raises InputError for a trace of another kind than there is, and where it cannot be written."""
+    """Raise InputError for a trace with an unknown suffix, and for a place that cannot be written."""
     if place.suffix not in (".json", ".svg"):
         raise InputError(f"{place}: a trace is a .json of Chrome's tracing or an .svg: name it so")
     writable(place)
@@ -210,8 +212,8 @@ def traceable(place: Path) -> None:
 
 def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch: tuple[float, int], compare: bool,
              trace: Path | None) -> tuple[str, dict[str, object]]:
-    """What ranks gave, as text and as results. Raises InputError for a model or a mesh that cannot be, and RanksFailed
-    where a rank fails."""
+    """Run ranks and return their results, as text and as figures. Raises InputError for an impossible model or mesh,
+    and RanksFailed if a rank fails."""
     import numpy as np
 
     from formats.disk.files import replacing
@@ -225,12 +227,12 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from rewrites.cli.partitions import name_of
     if size[0] * size[1] > options.LARGEST_BATCH:
         raise InputError(f"--batch {size[0]}, --tokens {size[1]}: at most {options.LARGEST_BATCH} tokens together")
-    given = given_model(model)
-    wide = size[0], size[1] + bool(asked["train"])          # each token's next is a target
-    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(given), wide)
-    job = Job(given, ids=ids.tolist(), **asked)              # type: ignore[arg-type]
+    opened = given_model(model)
+    wide = size[0], size[1] + bool(asked["train"])          # the next token of each is its target
+    ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(opened), wide)
+    job = Job(opened, ids=ids.tolist(), **asked)            # type: ignore[arg-type]
     term = job.operator()
-    plan = job.plan(term)                                   # what does not fit is refused before a process starts
+    plan = job.plan(term)                                   # raises InputError before a process starts
     ready = judge_of(job, plan, term)
     with Ranks(int(job.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
     counts, far, more = ready(ran, compare)
@@ -238,8 +240,8 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out: out.write(text.encode())
     bad = [*unlike_said(counts)]
-    rows = [[each.name, shorten(each.counted, each.unit), shorten(each.formula, each.unit),
-             "equal" if each.holds else f"differs, first at {each.differs}"] for each in counts]
+    rows = [[count.name, shorten(count.counted, count.unit), shorten(count.formula, count.unit),
+             "equal" if count.holds else f"differs, first at {count.differs}"] for count in counts]
     compared = [table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), ""] if rows else []
     lines = [f"{name_of(model)} on {job.mesh.ranks} processes: {describe_axes(job.mesh)}; {size[0]} sequences of "
              f"{size[1]} tokens, float64", "", *compared,
@@ -248,23 +250,24 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     what = "loss" if job.train is not None else "entry"
     if far is not None and not job.decode: lines.append(f"from one rank: {far:.1e} of the largest {what} at most")
     if trace is not None: lines.append(f"the last step is in {trace}")
-    found: dict[str, object] = dict(
+    figures: dict[str, object] = dict(
         holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
-        counts=[dict(name=each.name, unit=each.unit, counted=each.counted, formula=each.formula) for each in counts])
-    return "\n".join(lines), found
+        counts=[dict(name=count.name, unit=count.unit, counted=count.counted, formula=count.formula)
+                for count in counts])
+    return "\n".join(lines), figures
 
 
 def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, recompute: str, dropout: float,
                 seed: int) -> dict[str, object] | None:
-    """What the options of steps of training say, where there are any. Raises InputError for one that says nothing that
-    there is, and for one without `--train`."""
+    """Check and collect the options of steps of training; None without `--train`. Raises InputError for an option with
+    an unknown value, and for an option without `--train`."""
     from opmatrix.parallel.cost.timed_step import RECOMPUTED
     from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
     from rewrites.cli.partitions import check_among, check_left_out
-    own = {"--rate": (rate, 1e-3), "--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
-           "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
+    defaults = {"--rate": (rate, 1e-3), "--schedule": (schedule, USUAL_SCHEDULE.name),
+                "--micro-batches": (micro_batches, 1), "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
     if not train:
-        check_left_out(own, "steps of training")
+        check_left_out(defaults, "steps of training")
         return None
     check_among("--recompute", recompute, [*RECOMPUTED])
     asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute], dropout, seed)
@@ -273,15 +276,15 @@ def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, rec
 
 
 def given_model(model: str) -> str | Settings:
-    """What ranks open: a configuration, or the directory of a checkpoint. Raises InputError for a configuration of more
-    numbers than ranks may draw, and of sizes that have names."""
+    """Return the model that ranks open: a configuration, or the directory of a checkpoint. Raises InputError for a
+    configuration of more numbers than ranks may draw, and for one whose sizes have names."""
     from opmatrix.files.fetch import MODELS
     from opmatrix.models import check, parameters
     from rewrites.cli.predict import open_promised
     from rewrites.search.planned import configured, weightless
     if not weightless(model):
         if model in MODELS: return model
-        open_promised(model)                                # refuses what is none
+        open_promised(model)                                # raises InputError if it is no model
         return str(Path(model).resolve()) if Path(model).exists() else model
     config = configured(model)
     check(config)
@@ -292,7 +295,7 @@ def given_model(model: str) -> str | Settings:
 
 
 def vocabulary_of(given: str | Settings) -> int:
-    """How many tokens a model knows."""
+    """Return the number of tokens in a model's vocabulary."""
     from opmatrix.files.checkpoint import open_model
     from opmatrix.models import normalise_config
     config = open_model(given).config if isinstance(given, str) else given

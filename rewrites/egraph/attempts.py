@@ -1,4 +1,4 @@
-"""Pieces of a run that fail alone."""
+"""Candidates of a run that may fail alone."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from opmatrix.algebra.shapes import brief
 
 
 def describe_failure(error: Exception) -> str:
-    """An error in one line: its text, and of one that nothing foresees its type and the place in the code, too."""
+    """Return an error in one line: its text, and, unless it is an InputError or FormatError, its type and the place in
+    the code."""
     text = brief(str(error), 200)
     if isinstance(error, InputError | FormatError): return text
     *_, last = extract_tb(error.__traceback__)
@@ -20,12 +21,12 @@ def describe_failure(error: Exception) -> str:
 
 @dataclass
 class Attempts:
-    """Candidates of which each may fail alone. `failed` has a line for each that did, with the cause."""
+    """Candidates, each of which may fail alone. `failed` has a line for each failure, with the cause."""
 
     failed: list[str] = field(default_factory=list)
 
     @contextmanager
     def leave_out(self, candidate: object) -> Iterator[None]:
-        """Go on after an error, without the candidate that it is about."""
+        """Continue after an error, without the candidate that caused it."""
         try: yield
         except Exception as error: self.failed.append(f"{candidate}: it is left out: {describe_failure(error)}")

@@ -1,5 +1,5 @@
-"""Border forms: what a segment may hand on in place of its full value, from which the next one makes the full value
-where it likes. A form is one function in this file: what it gives is handed on, what may still follow is in
+"""Border forms: values that a segment may hand on in place of its full value, from which the next one can compute the
+full value. A form is one function in this file: its result is handed on, and the remaining operators are in
 `pending`."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from rewrites.egraph.match import Matches
 from rewrites.laws.flat import flat
 from rewrites.laws.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
 
-FULL = "full"                                               # the state of a border that hands on the value as it is
+FULL = "full"                                               # state of a border that hands on the full value
 
 
-# ---- what makes the full value of a normed one, which may lack its gain or its shift
+# ---- operators from a normed value, which may lack its gain or its shift, to the full value
 
 def gained_shifted(y: value[n], gain: constant[n], shift: constant[n]): return y @ (I * gain) + shift
 def gained(y: value[n], gain: constant[n]): return y @ (I * gain)
@@ -23,7 +23,7 @@ def shifted(y: value[n], shift: constant[n]): return y + shift
 
 
 def symbols(sorts: dict[str, Sort]) -> dict[str, object]:
-    """A symbol for each variable."""
+    """Return a symbol for each variable."""
     return {name: stand_in(name, sort) for name, sort in sorts.items()}
 
 
@@ -32,37 +32,38 @@ HANDED = stand_in("y", value[n])
 
 @dataclass(frozen=True)
 class BorderForm(FunctionDeclaration):
-    """One border form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full
-    value of what is handed on."""
+    """One border form: `body` returns the value that is handed on, as a term of some value; each of `pending` computes
+    the full value from it."""
 
     body: Callable[..., Operator]
     pending: tuple[Callable[..., Operator], ...]
 
     @cached_property
     def handed(self) -> Operator:
-        """What is handed on, over symbols, as the graph has it."""
+        """The value that is handed on, over symbols, in the form of the graph."""
         return flat(self.body(**symbols(self.body.__annotations__)), I)
 
     @cached_property
     def meanings(self) -> tuple[Operator, ...]:
-        """The full value over what is handed on, in each of the ways that there are."""
+        """The full value over the value that is handed on, once for each of `pending`."""
         return tuple(flat(full(**symbols(full.__annotations__)), I) for full in self.pending)
 
     def apart(self, term: Operator) -> tuple[Operator, Operator] | None:
-        """A full value taken apart: what is handed on, and the term that makes it full again over an opaque border;
-        none where the value is not of this form."""
+        """Return the value to hand on, and the term that computes the full value over an opaque border; None if the
+        value is not of this form."""
         matches = match_terms()
         for meaning in self.meanings:
-            for found in matches.find(meaning, term):
-                if matches.find(self.handed, handed := found[str(HANDED.args[0])]):
+            for binding in matches.find(meaning, term):
+                if matches.find(self.handed, handed := binding[str(HANDED.args[0])]):
                     symbols = [node for node in meaning.walk() if node.kind.name == "symbol"]
-                    by = {symbol: found[str(symbol.args[0])] for symbol in symbols}
+                    by = {symbol: binding[str(symbol.args[0])] for symbol in symbols}
                     return handed, substitute(meaning, by | {HANDED: border(handed)})
         return None
 
 
 def match_terms() -> Matches[Operator]:
-    """Patterns among terms: each is its only member, and a symbol stands for what has its properties."""
+    """Return matches of patterns among terms: each term is its only member, and a symbol matches terms with its
+    properties."""
     return Matches(lambda term, kind: [(term.children, term.attributes)] if term.kind.name == kind else (),
                    fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]))
 
@@ -71,7 +72,7 @@ FORMS: list[BorderForm] = []
 
 
 def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], BorderForm]:
-    """Enter a form into the table by what it hands on; those that stand first are tried first."""
+    """Enter a form into the table, declared by the value that it hands on. Forms are tried in this order."""
     def enter(body: Callable[..., Operator]) -> BorderForm:
         FORMS.append(BorderForm(body, pending))
         return FORMS[-1]
@@ -91,16 +92,16 @@ def rms_normed(x: value[n], eps: scalar):
 
 
 def split_forms(term: Operator) -> Iterator[tuple[str, Operator, Operator]]:
-    """Every way to hand on a value in parts: the name of the form, what is handed on, and the full value over a border.
-    Of two forms that hand on the same the first counts: LayerNorm is RMSNorm of what is centred."""
+    """Yield every way to hand on a value in parts: the name of the form, the value handed on, and the full value over a
+    border. Of two forms that hand on the same value only the first counts: LayerNorm is RMSNorm of a centred value."""
     seen: set[Operator] = set()
-    for each in FORMS:
-        if (found := each.apart(term)) is not None and found[0] not in seen:
-            seen.add(found[0])
-            yield each.name, *found
+    for candidate in FORMS:
+        if (pieces := candidate.apart(term)) is not None and pieces[0] not in seen:
+            seen.add(pieces[0])
+            yield candidate.name, *pieces
 
 
 def border(term: Operator) -> Operator:
-    """An opaque value as wide as this one."""
+    """Return an opaque value as wide as this one."""
     width = int(term.out.cols)
     return symbol("border", Shape(1, term.out.rows, width), Shape(1, term.out.rows, width))

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from egglog.bindings import EGraph
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
-TEXT_OR_NAME = re.compile(r'"(?:\\.|[^"\\])*"|\$')             # of a template: what is quoted, or the sign of a name
-OTHER_WAY = " backwards"                                    # behind the name of a law from right to left
-GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
-                                                            # last
-PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with
+TEXT_OR_NAME = re.compile(r'"(?:\\.|[^"\\])*"|\$')             # in a template: a quoted text, or the sign of a name
+OTHER_WAY = " backwards"                                    # suffix of the name of a law from right to left
+GROWTH_LIMIT = 4                                            # most budgets that the next round may reach if it grows as
+                                                            # the last one did
+PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # rounds: one an operator; queries with keys, then both with
                                                             # values
 
 
 def write_pattern(term: Operator) -> str:
-    """A term over symbols as an egglog pattern: symbols and open attributes are its variables."""
+    """Return a term over symbols as an egglog pattern: symbols and open attributes are its variables."""
     if term.kind.name == "symbol":
         return str(term.args[0])
     parts = [f"K_{term.kind.name}", *map(write_pattern, term.children), *map(attribute, term.attributes)]
@@ -43,13 +43,13 @@ def attribute(value: object) -> str:
 
 @cache
 def pattern_variables(pattern: Operator) -> frozenset[str]:
-    """The names of a pattern's variables, those of its attributes too."""
+    """Return the names of a pattern's variables, those of its attributes too."""
     names = [pattern.args[0]] if pattern.kind.name == "symbol" else filter(is_variable, pattern.attributes)
     return frozenset(map(str, names)).union(*map(pattern_variables, pattern.children))
 
 
 class Direction(NamedTuple):
-    """One way to read a law: where `before` matches, `after` is put beside it. `name` is that of its rule."""
+    """One way to read a law: where `before` matches, `after` is added as an equal. `name` is that of its rule."""
 
     name: str
     before: tuple[Operator, ...]
@@ -57,34 +57,34 @@ class Direction(NamedTuple):
 
     @property
     def unbound(self) -> list[str]:
-        """The variables of `after` that no term of `before` has: a match would not tell what they are."""
+        """The variables of `after` that no term of `before` has: a match would not bind them."""
         named = frozenset[str]().union(*map(pattern_variables, self.before))
         return sorted(frozenset[str]().union(*map(pattern_variables, self.after)) - named)
 
 
 def list_directions(law: Law) -> list[Direction]:
-    """Both ways to read a law that is declared so, else the one from left to right."""
+    """Return both ways to read a law with `both`, else the one from left to right."""
     left, right = law.sides()
     forwards, backwards = Direction(law.name, left, right), Direction(law.name + OTHER_WAY, right, left)
     return [forwards, backwards] if law.both else [forwards]
 
 
 def is_lone(side: Operator) -> bool:
-    """Tell whether a side is a variable alone, which matches what its own law makes, too: such a side is matched in
-    what a graph begins with, so that the law comes to an end."""
+    """True if a side is a variable alone, which also matches the results of its own law. Such a side is matched only in
+    the imported nodes, so that the law terminates."""
     return side.kind.name == "symbol"
 
 
 @cache
 def directions(law: Law) -> tuple[Direction, ...]:
-    """The ways to read a law in which a match tells what every variable is."""
-    return tuple(each for each in list_directions(law) if not each.unbound)
+    """Return the ways to read a law in which a match binds every variable."""
+    return tuple(direction for direction in list_directions(law) if not direction.unbound)
 
 
 @cache
 def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
-    """The law as egglog rules, one for each of its `directions`; `trace` records the law of each class that it made or
-    merged."""
+    """Return the law as egglog rules, one for each of its `directions`; `trace` records the law of each class that it
+    added or merged."""
     return tuple(write_rules(law, trace))
 
 
@@ -102,8 +102,9 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
 
 def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
             begun: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Sort, constructors, facts and laws, as commands. Facts are those that laws ask for, or others `later`. Where it
-    is known which kinds of nodes a graph is `begun` with, what can never match in it is left out."""
+    """Return sort, constructors, facts and laws, as commands. Facts are the ones that these laws, or the laws in
+    `later`, require. If `begun` has the kinds of nodes of a graph at its start, rules that can never match in it are
+    left out."""
     asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
     among = None if begun is None else reach(begun, laws)
     bodies = [rule for law in laws for rule, (needs, _) in zip(rules(law, trace), ways(law), strict=True)
@@ -113,36 +114,36 @@ def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
 
 
 def declarations() -> tuple[str, ...]:
-    """What declares the sort, a constructor for each kind, and facts."""
+    """Return the commands that declare the sort, a constructor for each kind, and facts."""
     sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
     return f"(datatype Op {sorts})", *facts.relations(), "(relation made_by (Op String))"
 
 
 @cache
 def ways(law: Law) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
-    """For each of a law's `directions` the kinds of nodes that it matches, and those that it makes."""
+    """Return, for each of a law's `directions`, the kinds of nodes that it matches, and those that it adds."""
     guarded = frozenset(facts.KIND.findall(" ".join(law.guards)))
     def kinds(side: tuple[Operator, ...]) -> frozenset[str]:
         return frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
-    return tuple((kinds(each.before) | guarded, kinds(each.after)) for each in directions(law))
+    return tuple((kinds(direction.before) | guarded, kinds(direction.after)) for direction in directions(law))
 
 
 def reach(begun: Iterable[str], laws: Sequence[Law]) -> frozenset[str]:
-    """The kinds of nodes that a graph may have which begins with these."""
+    """Return the kinds of nodes that a graph may reach that starts with these."""
     reached, left = {*begun, *facts.MADE}, [way for law in laws for way in ways(law)]
     while able := [way for way in left if way[0] <= reached]:
         left = [way for way in left if way not in able]
-        reached.update(*(made for _, made in able))
+        reached.update(*(added for _, added in able))
     return frozenset(reached)
 
 
 def arguments(kind: Kind) -> list[str]:
-    """The sorts of a kind's children and attributes."""
+    """Return the sorts of a kind's children and attributes."""
     return ["Op"] * kind.arity + ["String"] * (len(kind.signature.parameters) - kind.arity)
 
 
 class ENode(NamedTuple):
-    """One member of an e-class, over classes. Laws no longer look at what is subsumed."""
+    """One member of an e-class, over classes. Laws no longer match a subsumed node."""
 
     kind: str
     children: tuple[int, ...]
@@ -153,7 +154,8 @@ class ENode(NamedTuple):
 
 @dataclass
 class Graph:
-    """A saturated graph in Python: nodes, class facts, named classes; seconds by phase; what was cut by a budget."""
+    """A saturated graph in Python: nodes, class facts, named classes; seconds by phase; a line for each phase cut by
+    the budget."""
 
     nodes: list[ENode] = field(default_factory=list)
     facts: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
@@ -164,29 +166,29 @@ class Graph:
 
     @property
     def fired(self) -> dict[str, int]:
-        """How often each law matched, in both directions together; those that never did are left out."""
-        found: dict[str, int] = defaultdict(int)
+        """Number of matches of each law, in both directions together; laws without a match are left out."""
+        counts: dict[str, int] = defaultdict(int)
         for name, count in self.matches.items():
-            if count: found[name.removesuffix(OTHER_WAY)] += count
-        return dict(found)
+            if count: counts[name.removesuffix(OTHER_WAY)] += count
+        return dict(counts)
 
     @cached_property
     def fixed(self) -> set[int]:
-        """Classes that are the same row whatever the input and the row."""
+        """Classes that are the same row for every input and every row."""
         return self.facts["constant"] & self.facts["uniform"]
 
     @cached_property
     def members(self) -> dict[int, list[ENode]]:
-        """Class to its members; subsumed ones are left out."""
-        found: dict[int, list[ENode]] = defaultdict(list)
+        """The members of each class; subsumed ones are left out."""
+        by_class: dict[int, list[ENode]] = defaultdict(list)
         for node in self.nodes:
             if not node.subsumed:
-                found[node.cls].append(node)
-        return dict(found)
+                by_class[node.cls].append(node)
+        return dict(by_class)
 
     def terms(self, template: Template, make: "Make | None" = None) -> dict[int, Operator]:
-        """One operator of every class: an imported one where there is one, else the first that can be made of its
-        parts. `make` gives a member's operator, or none."""
+        """Return one operator of every class: an imported one where there is one, else the first that can be built from
+        its children. `make` returns a member's operator, or None."""
         values, make = template.values, make or fitting
         built = {self.named[name]: term for name, term in reversed(template.instance(values).items())}
         todo = [node for node in self.nodes if node.cls not in built]
@@ -209,12 +211,12 @@ Make = Callable[[ENode, dict[int, Operator], dict[str, object]], Operator | None
 
 
 def build(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator:
-    """The operator that a node denotes over operators of its child classes."""
+    """Return the operator that a node denotes over operators of its child classes."""
     return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
 
 
 def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
-    """The operator of a node, or none where it does not fit: W @ heads(h) takes one head, though its class, h
+    """Return the operator of a node, or None where it does not fit: W @ heads(h) takes one head, though its class, h
     matrices, takes h."""
     try:
         return build(node, terms, values)
@@ -223,24 +225,25 @@ def fitting(node: ENode, terms: dict[int, Operator], values: dict[str, object]) 
 
 
 class Engines(threading.local):
-    """The engines of a thread, by number; all go with it. `whose` is another for every thread: what holds an engine and
-    is remembered, is remembered for it. `kept` are those that its graphs share, by all that they were told, each with
-    how many have asked for it."""
+    """The engines of a thread, by number; they are dropped with it. `whose` is a different object for every thread: an
+    object that holds an engine is cached under it. `kept` are the engines that its graphs share, by their whole
+    prelude, each with the number of requests."""
 
     def __init__(self) -> None:
         self.by_number, self.whose = dict[int, "EGraph"](), object()
         self.kept: dict[tuple[str, ...], tuple[EgglogEngine, int]] = {}
 
 
-KEPT_ENGINES = 3                                            # by a thread, of up to 70 MB: that of no laws, one for
-                                                            # searches, one that traces
+KEPT_ENGINES = 3                                            # cached engines of a thread, up to 70 MB each: of no laws,
+                                                            # for searches, and with trace
 ENGINES, ENGINE_NUMBERS, NAMED_GRAPHS = Engines(), itertools.count(), itertools.count()
-GONE = set[int]()                                           # the numbers of engines that nobody has any more
+GONE = set[int]()                                           # the numbers of engines without a reference
 
 
 class EgglogEngine:
-    """An egglog engine, used and dropped by the thread that made it alone, as the binding needs: whichever thread
-    collects the last that has this says so, and its own thread drops it at once, or when it makes the next one."""
+    """An egglog engine, used and dropped only by the thread that made it, as the binding requires. Any thread may
+    collect the last reference; that marks the number as gone, and the engine's own thread drops it at once, or when it
+    makes the next one."""
 
     def __init__(self) -> None:
         from egglog.bindings import EGraph
@@ -250,13 +253,14 @@ class EgglogEngine:
         ENGINES.by_number[self.number] = EGraph()
 
     def __getattr__(self, name: str) -> Any:
-        if (made := ENGINES.by_number.get(self.number)) is None:
+        if (egraph := ENGINES.by_number.get(self.number)) is None:
             raise RuntimeError("an engine is used by a thread that did not make it")
-        return getattr(made, name)
+        return getattr(egraph, name)
 
 
 def leave(*numbers: int) -> None:
-    """Nobody has the engines of these numbers: this thread drops those that are its own, and all that others left."""
+    """Mark the engines of these numbers as unused. This thread drops its own ones, also those that other threads have
+    marked."""
     GONE.update(numbers)
     for number in [number for number in [*ENGINES.by_number] if number in GONE]:
         ENGINES.by_number.pop(number, None)
@@ -265,42 +269,42 @@ def leave(*numbers: int) -> None:
 
 def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
            begun: Iterable[str] | None = None) -> EgglogEngine:
-    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another, and those
-    of terms of the kinds that are `begun` with. `later` are laws that it is told afterwards."""
-    made = EgglogEngine()
-    made.run_program(*(each for text in prelude(laws, trace, later, begun) for each in parsed(text)))
-    return made
+    """Return an egglog engine with these laws and no term yet. Graphs may share it, one after another, if their terms
+    begin with the kinds in `begun`. `later` are laws that it gets afterwards."""
+    new_engine = EgglogEngine()
+    new_engine.run_program(*(command for text in prelude(laws, trace, later, begun) for command in parsed(text)))
+    return new_engine
 
 
 @cache
 def parsed(text: str) -> tuple[Any, ...]:
-    """What an engine is told by a text: any engine's parser says the same."""
+    """Return the parsed commands of a text: the parsers of all engines are equal."""
     from egglog.bindings import EGraph
     return tuple(EGraph().parse_program(text))
 
 
 def shared_engine(laws: Sequence[Law], trace: bool = False) -> EgglogEngine:
-    """An engine of these laws that all graphs of this thread share: to tell one its laws takes as long as many a graph.
-    It keeps KEPT_ENGINES, of which the last and those that were asked for most."""
-    told, kept = prelude(laws, trace), ENGINES.kept
-    made, uses = kept.pop(told) if told in kept else (engine(laws, trace), 0)
-    while len(kept) >= KEPT_ENGINES: del kept[min(kept, key=lambda each: kept[each][1])]
-    kept[told] = made, uses + 1
-    return made
+    """Return an engine of these laws that all graphs of this thread share, since loading the laws takes as long as many
+    a graph. KEPT_ENGINES are cached: the last one and the most requested ones."""
+    told, engines = prelude(laws, trace), ENGINES.kept
+    chosen, uses = engines.pop(told) if told in engines else (engine(laws, trace), 0)
+    while len(engines) >= KEPT_ENGINES: del engines[min(engines, key=lambda each: engines[each][1])]
+    engines[told] = chosen, uses + 1
+    return chosen
 
 
 def discard(spoiled: EgglogEngine) -> None:
-    """No graph gets an engine again in which one was begun and not ended."""
-    for told in [told for told, (each, _) in ENGINES.kept.items() if each is spoiled]: del ENGINES.kept[told]
+    """Remove an engine from the cache, after a graph was begun in it and not ended."""
+    for told in [told for told, (known, _) in ENGINES.kept.items() if known is spoiled]: del ENGINES.kept[told]
 
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
              shared: EgglogEngine | None = None, alone: bool = False, schedule: Sequence[str] = SCHEDULE) -> Graph:
-    """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
-    is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
-    growing. `shared` is an engine of these laws, by default this thread's; `alone`, it has one that nothing else
-    uses. `schedule` are the phases that run, in turn."""
-    graph, names = Graph(), {each.name + back for each in laws for back in ("", OTHER_WAY)}
+    """Return the graph of every program that the laws reach from the template, phase by phase. A phase that is not
+    saturated after `rounds` is stopped; past `budget` nodes all phases are, and also before a round that would far
+    exceed it. `Graph.cut` names the law that was growing. `shared` is an engine of these laws, by default this
+    thread's. With `alone` the graph has an engine of its own. `schedule` are the phases that run, in turn."""
+    graph, names = Graph(), {law.name + back for law in laws for back in ("", OTHER_WAY)}
     start = time.perf_counter()
     if alone: used = engine(laws, trace, begun={entry.kind for entry in template.entries})
     else: used = shared_engine(laws, trace) if shared is None else shared
@@ -318,7 +322,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
 
 def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
                rounds: int, schedule: Sequence[str]) -> Graph:
-    """The graph of a template, made in an engine. `names` are of rules that laws are."""
+    """Fill and return the graph of a template, built in an engine. `names` are the names of the rules of laws."""
 
     def run(program: str, phase: str) -> Any:
         start = time.perf_counter()
@@ -326,7 +330,7 @@ def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Cont
         graph.seconds[phase] += time.perf_counter() - start
         return outputs
 
-    sign = f"${next(NAMED_GRAPHS)}_"                        # no graph names what one that was popped has named
+    sign = f"${next(NAMED_GRAPHS)}_"                        # a name of a popped graph is never used again
     run(TEXT_OR_NAME.sub(lambda found: sign if found[0] == "$" else found[0], template.text), "load")
     rows, wild = len(template.entries), False
     for phase in schedule:
@@ -353,7 +357,7 @@ def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Cont
 
 
 def freeze(shared: EgglogEngine, graph: Graph, sign: str = "$") -> None:
-    """Reads all rows at once; classes are numbered from 0 in the order they are met; `sign` begins names."""
+    """Read all rows at once. Classes are numbered from 0 in the order they occur; `sign` begins names."""
     numbers: dict[Hashable, int] = {}
     string = shared.value_to_string
 
@@ -375,8 +379,8 @@ def freeze(shared: EgglogEngine, graph: Graph, sign: str = "$") -> None:
 
 
 def keep_imported(graph: Graph, template: Template) -> None:
-    """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import
-    itself is among the programs, and no choice of laws leaves a class without one."""
+    """Restore imported nodes that were subsumed, and rows of them that are picked early, as members. So the imported
+    term itself is among the programs, and no choice of laws leaves a class without a program."""
     picks = {node.cls for node in graph.nodes if node.kind == "pick"}
     picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
     imported = imported_keys(graph, template)
@@ -385,12 +389,12 @@ def keep_imported(graph: Graph, template: Template) -> None:
 
 
 def imported_keys(graph: Graph, template: Template) -> set[tuple[str, tuple[int, ...], tuple[str, ...]]]:
-    """Kind, classes of the children and attributes of each imported node."""
+    """Return kind, classes of the children and attributes of each imported node."""
     return {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
             for entry in template.entries}
 
 
 def imported_part(graph: Graph, template: Template) -> Graph:
-    """The imported nodes alone, with the classes and facts of the whole graph."""
+    """Return the imported nodes alone, with the classes and facts of the whole graph."""
     imported = imported_keys(graph, template)
     return Graph([node for node in graph.nodes if node[:3] in imported], graph.facts, graph.named)

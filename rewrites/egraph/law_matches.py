@@ -1,6 +1,6 @@
-"""Laws where a graph matches them: by facts and by the shapes of their sides, which may be more than their annotations
-say. A graph knows no sizes: `x: value[n], y: value[n]` side by side are matched at widths 6 and 4, and a matrix for
-each head where one matrix was meant."""
+"""Matches of laws in a graph: by facts and by the shapes of their sides, which may admit more than the annotations. A
+graph has no sizes: `x: value[n], y: value[n]` side by side are matched at widths 6 and 4, and a matrix for each head
+where one matrix was meant."""
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -31,12 +31,12 @@ from rewrites.laws.law import (
     stand_in,
 )
 
-OTHER_SIZES = 11, 4, 1                                      # instead of a size that a law names: odd, even, least
+OTHER_SIZES = 11, 4, 1                                      # replacements of a size in a law: odd, even, least
 SIZED = {"value", "varying", "constant", "placed", "matrix", "operator", "rotation", "choice", "array", "scores",
-         "level", "distances"}                              # sorts whose sizes no graph looks at
-ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}         # those that may have several heads: sizes without them
-APART_BY = 1e-6                                             # relative, of sides that differ
-MATCH_TRIALS = 16                                           # of each match; of all that is annotated more
+         "level", "distances"}                              # sorts whose sizes no graph reads
+ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}         # number of sizes of a sort without several heads
+APART_BY = 1e-6                                             # least relative difference of sides that differ
+MATCH_TRIALS = 16                                           # trials of each match; the annotations have more
 
 
 class SizePlace(NamedTuple):
@@ -48,7 +48,7 @@ class SizePlace(NamedTuple):
 
 class Match(NamedTuple):
     """Sorts of some variables that a graph matches as it does those of the annotations. A single column fits beside any
-    width: what is made of it then fits nowhere, and no program has it."""
+    width: a result of it then fits nowhere, and no program has it."""
 
     sorts: dict[str, Sort]
     column: bool = False
@@ -61,39 +61,38 @@ ANNOTATED = Match({})
 
 
 def find_mismatch(law: Law, seed: int = 0) -> str:
-    """Sorts with which the left side of a law is matched and the law is wrong; empty where there are none."""
-    return next((str(each) for each in list_matches(law) if fails(law, each, seed)), "")
+    """Return sorts with which the left side of a law is matched and the law is wrong; empty if there are none."""
+    return next((str(match) for match in list_matches(law) if fails(law, match, seed)), "")
 
 
 def check_matches(law: Law, seed: int = 0) -> None:
-    """Raises AssertionError for a law that is wrong where a graph matches it, and for a condition that is not
-    needed."""
+    """Raise AssertionError for a law that is wrong where a graph matches it, and for a condition that is not needed."""
     sorts, needless = find_mismatch(law, seed), list_needless(law, seed)
     assert not sorts, f"{law.name}: {describe_mismatch(sorts)}"
     assert not needless, f"{law.name}: it holds without when={needless[0]!r}, too: leave that out"
 
 
 def describe_mismatch(sorts: str) -> str:
-    """The sentence about sorts with which a law is matched and wrong."""
+    """Return the sentence about sorts with which a law is matched and wrong."""
     return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
             "together, and no sizes: write a left side that fits no others, or add a guard, such as "
             'when="(single A)" of one matrix, or when="(same_size x y)" of two values')
 
 
 def list_needless(law: Law, seed: int = 0) -> list[str]:
-    """The conditions under `when` without which the law holds wherever it is matched, so that nothing shows that they
-    are needed. What directs laws makes none true, and is not among them."""
-    found = []
+    """Return the conditions under `when` without which the law still holds wherever it is matched, so no test shows
+    that they are needed. Facts that only direct laws are not among them."""
+    needless = []
     for condition in law.when:
         guard = read_guard(condition)
         if guard is None or guard.fact in DIRECTING or guard.fact in MARKED: continue
-        freed = replace(law, when=tuple(each for each in law.when if each != condition))
-        if not (fails(freed, ANNOTATED, seed, MOST_TRIALS) or find_mismatch(freed, seed)): found.append(condition)
-    return found
+        freed = replace(law, when=tuple(other for other in law.when if other != condition))
+        if not (fails(freed, ANNOTATED, seed, MOST_TRIALS) or find_mismatch(freed, seed)): needless.append(condition)
+    return needless
 
 
 def find_unasked(law: Law) -> str:
-    """The first condition of a law that is none, or that nothing which a check draws meets, as a sentence; empty where
+    """Return the first condition of a law that is invalid, or that no drawn variable meets, as a sentence; empty if
     there is none."""
     for condition in law.when:
         guard = read_guard(condition)
@@ -109,7 +108,7 @@ def find_unasked(law: Law) -> str:
 
 
 def find_unknown(law: Law, guard: Guard) -> str:
-    """The reason why a condition asks for no fact of variables of a law; empty where it does."""
+    """Return the reason why a condition requires no fact of a law's variables; empty if it does."""
     if strange := [name for name in guard.variables if name not in law.variables]:
         return f"{strange[0]} is none of its variables, which are {', '.join(law.variables)}"
     if guard.fact in MARKED:
@@ -126,12 +125,12 @@ def find_unknown(law: Law, guard: Guard) -> str:
 
 
 def takes_flags(sort: Sort) -> bool:
-    """True of monoids, patterns and relations, which are named in brackets by their flags."""
+    """True for sorts of monoids, patterns and relations, whose flags are named in brackets."""
     return VARIABLES.get(sort.name, ATTRIBUTE) is ATTRIBUTE
 
 
 def name_facts(sort: Sort) -> tuple[str, ...]:
-    """The facts that may be asked of a variable of a sort, as a graph calls them."""
+    """Return the facts that may be required of a variable of a sort, by their names in a graph."""
     if sort.name == "count": return ()
     if sort.name in CHOICES and not takes_flags(sort): return *PROPERTIES,
     if not takes_flags(sort): return *PROPERTIES, *(DIRECTING if "act" in sort.facts else ("imported", "turning"))
@@ -139,18 +138,18 @@ def name_facts(sort: Sort) -> tuple[str, ...]:
 
 
 def list_matches(law: Law) -> Iterator[Match]:
-    """The sorts that a graph may match in place of the annotated ones: other sizes for some of those that are one size
-    in the annotations, several heads where one is meant."""
+    """Yield the sorts that a graph may match in place of the annotated ones: other sizes for some of those that are one
+    size in the annotations, several heads where one is meant."""
     sorts = law.sorts
     by_size: dict[Any, list[SizePlace]] = {}
     for name, sort in sorts.items():
         for at, size in enumerate(reversed(sort.sizes if sort.name in SIZED else ())):
             by_size.setdefault(size, []).append(SizePlace(name, at))
     for size, places in by_size.items():
-        named = size in SAMPLE                              # else a number, or what not every number is
+        named = size in SAMPLE                              # else a number, or an expression such as 2 * n
         for other in OTHER_SIZES:
             if other != sampled(size):
-                yield from (resize(law, each, other) for each in list_some(places, other == 1, not named))
+                yield from (resize(law, chosen, other) for chosen in list_some(places, other == 1, not named))
     stacked = {name: sort[(h, *sort.sizes)] for name, sort in sorts.items()
                if len(sort.sizes) == ONE_HEAD.get(sort.name)}
     for name, sort in stacked.items(): yield Match({name: sort})
@@ -159,38 +158,38 @@ def list_matches(law: Law) -> Iterator[Match]:
 
 
 def list_same_sizes(law: Law) -> list[tuple[str, ...]]:
-    """The variables that conditions ask to be of one size, pair by pair."""
+    """Return the variables that conditions require to be of one size, pair by pair."""
     guards = filter(None, map(read_guard, law.when))
     return [guard.variables for guard in guards if guard.fact == SAME_SIZE]
 
 
 def list_some(places: list[SizePlace], first: bool, every: bool) -> Iterator[tuple[SizePlace, ...]]:
-    """Some of the places in every way. Sizes at the others differ from these, whichever of both are changed, so the
-    `first` is asked for where one size is unlike another by itself, as 1 is; and `every` place at once where the size
-    is no name."""
+    """Yield some of the places, in every combination. It is enough to change one group of places or its complement, so
+    the first place is left out, unless `first`, for a size such as 1 that differs by itself. With `every`, for a size
+    that is no name, also all places at once."""
     for count in range(1, len(places)): yield from combinations(places if first else places[1:], count)
     if every: yield tuple(places)
 
 
 def resize(law: Law, places: tuple[SizePlace, ...], size: int) -> Match:
-    """The sorts of variables with another size at these places."""
-    made = dict[str, Sort]()
+    """Return the sorts of variables with another size at these places."""
+    resized = dict[str, Sort]()
     for name, at in places:
-        sort = made.get(name, law.sorts[name])
+        sort = resized.get(name, law.sorts[name])
         sizes = [*sort.sizes]
         sizes[len(sizes) - 1 - at] = size
-        made[name] = sort[tuple(sizes)]
-    return Match(made, size == 1)
+        resized[name] = sort[tuple(sizes)]
+    return Match(resized, size == 1)
 
 
 def fails(law: Law, match: Match, seed: int, most: int = MATCH_TRIALS) -> bool:
-    """True where the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
+    """True if the left side fits these sorts, and the right does not, or is not equal, with some choice of monoids,
     patterns, functions and operators."""
     sorts, rng = law.sorts | match.sorts, np.random.default_rng([seed, 0])
     for one, other in list_same_sizes(law):
         if [*map(sampled, sorts[one].sizes)] != [*map(sampled, sorts[other].sizes)]: return False
     try: trials = [*law.trials(rng, most, **match.sorts)]
-    except (TypeError, ValueError): return False            # nothing is of such sorts
+    except (TypeError, ValueError): return False            # no operator has such sorts
     for variables in trials:
         off = compare_sides(law, variables, rng)
         if off is None: continue                            # no graph matches it
@@ -199,8 +198,8 @@ def fails(law: Law, match: Match, seed: int, most: int = MATCH_TRIALS) -> bool:
 
 
 def compare_sides(law: Law, variables: Mapping[str, Any], rng: np.random.Generator) -> float | None:
-    """The largest difference of the sides over these variables, built as a graph builds them, infinite where the right
-    does not fit; None where the left does not."""
+    """Return the largest difference of the sides over these variables, built as a graph builds them; infinite where the
+    right does not fit; None where the left does not."""
     left, right = law.sides()
     named = {**variables} | {str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items()
                          if sort.name == "count"}
@@ -209,16 +208,16 @@ def compare_sides(law: Law, variables: Mapping[str, Any], rng: np.random.Generat
         x, batch = rng.normal(size=(sum(ROWS), input_columns((tuple(before), ())))), ragged()
         wanted = [dense(term, x, batch) for term in before]
     except (TypeError, ValueError): return None
-    try: given = [dense(build_over(term, named), x, batch) for term in right]
+    try: results = [dense(build_over(term, named), x, batch) for term in right]
     except (TypeError, ValueError): return np.inf
-    return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in zip(wanted, given, strict=True))
+    return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in zip(wanted, results, strict=True))
 
 
 def build_over(term: Operator, variables: Mapping[str, Any]) -> Operator:
-    """A side over what its variables stand for."""
+    """Return a side over the operators of its variables."""
     if term.kind.name == "symbol":
-        found: Operator = variables[str(term.args[0])]
-        return found
+        operator: Operator = variables[str(term.args[0])]
+        return operator
     children = [build_over(child, variables) for child in term.children]
-    attributes = [variables[str(each)] if is_variable(each) else each for each in term.attributes]
+    attributes = [variables[str(attribute)] if is_variable(attribute) else attribute for attribute in term.attributes]
     return Operator(term.kind, *children, *attributes)

@@ -1,6 +1,6 @@
-"""A model as parts with borders between them: one graph for each distinct signature, one small program for each
-pair of border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a form
-of it (rewrites/egraph/borders.py)."""
+"""A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
+border states, joined by a shortest path. A state is the name of the value handed on: the full value, or a form of it
+(rewrites/egraph/borders.py)."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -24,14 +24,13 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
-Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what
-                                                            # a run gives
+Model = Operator | Mapping[str, Operator]                   # one output, or several by name; a run returns the first
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model behind one border state: its template, and the class names of what enters, of its
-    results by state, and of the model's further outputs that it gives."""
+    """One part of a model behind one border state: its template, and the class names of its input border, of its
+    results by state, and of the model's further outputs that leave in it."""
 
     template: Template
     border: str | None
@@ -40,8 +39,8 @@ class Part:
 
 
 def outputs(model: Model) -> dict[str, Operator]:
-    """The outputs of a model by name, of several heads side by side, as programs give them. Raises InputError for none,
-    and for what is no model."""
+    """Return the outputs of a model by name, with several heads side by side, as programs return them. Raises
+    InputError for a model without outputs, and for an object that is no model."""
     if isinstance(model, Operator): return {OUTPUT: side_by_side(model)}
     if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
     if not model: raise InputError("a model without outputs: give one operator, or several by name")
@@ -49,16 +48,15 @@ def outputs(model: Model) -> dict[str, Operator]:
 
 
 def side_by_side(term: Operator) -> Operator:
-    """A term whose heads are columns of one; caches, which sessions hold, keep theirs."""
+    """Return a term with its heads as columns of one head; caches, which sessions hold, keep their heads."""
     count, rows, _ = term.out
     if not isinstance(count, int) or count == 1 or str(rows) == str(C): return term
     return term @ join(count)
 
 
 def check_possible(model: Model) -> None:
-    """Raises InputError, which names it, for what no program can be made of: a pattern of one's own that has
-    no name, a size that has a name for a number, and an output that is no rows of a space, such as turned
-    ones."""
+    """Raise InputError, which names the cause, for a model that no program can compute: a custom pattern without a
+    name, a named size in place of a number, and an output whose rows are of no space, such as a transposed one."""
     for name, term in outputs(model).items():
         require_numbers(term)
         for attribute in dict.fromkeys(a for node in term.walk() for a in node.attributes):
@@ -71,42 +69,44 @@ def check_possible(model: Model) -> None:
 
 
 def check_seen(node: Operator) -> None:
-    """Raises InputError for a product where rows see rows by what they do not have: those of other spaces than tokens
-    have a sequence and a position where they were picked, and are related where a pattern holds a relation."""
-    where = next((each for each in node.attributes if isinstance(each, Pattern) and each is not everyone), None)
+    """Raise InputError for a product whose pattern needs positions or relations that its rows lack. Rows of other
+    spaces than tokens have a sequence and a position only where they were picked, and a relation applies only where its
+    rows are those of the scores."""
+    where = next((attribute for attribute in node.attributes
+                  if isinstance(attribute, Pattern) and attribute is not everyone), None)
     if where is None or not node.children: return
     scores = node.children[0].out
     if where.relation is not None:
         if [*map(str, scores[1:])] == [where.relation.rows, where.relation.cols]: return
         raise InputError(f"{brief(node)}: where={where}: scores are {scores}, other rows than the relation's")
     picked = {part.out.rows for child in node.children for part in child.walk() if part.kind.name == "pick"}
-    strange = next((each for each in scores[1:] if each is not T and each not in picked), None)
+    strange = next((rows for rows in scores[1:] if rows is not T and rows not in picked), None)
     if strange is not None:
         raise InputError(f"{brief(node)}: where={where}: scores are {scores}, and rows of {strange} were not picked: "
                          "they have no position; give among(relation), or leave where= out")
 
 
 def spine(model: Model) -> str:
-    """The name of the output with the most factors: the others leave it on the way."""
-    return max(found := outputs(model), key=lambda name: sum(1 for _ in factors(found[name])))
+    """Return the name of the output with the most factors: the others leave it on the way."""
+    return max(terms := outputs(model), key=lambda name: sum(1 for _ in factors(terms[name])))
 
 
 def split_model(model: Operator) -> list[Operator]:
-    """The factors of a model, gathered into parts."""
+    """Return the factors of a model, gathered into parts."""
     return [reduce(matmul, group) for group in group_factors([*factors(model)])]
 
 
 def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
-    """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked
-    of a part belongs to it, and all that follows on rows of another space, or in another order, which no border
-    tells."""
+    """Return factors by part. A part begins where rows are mixed, those of tokens or of an input matrix. Picked rows
+    belong to the part before, and so do all factors on rows of another space, or in another order, which a border does
+    not record."""
     groups: list[list[Operator]] = [[]]
     rows: LiveSize = T
     moved, born = False, {rows}
     for factor in every:
         if rows in born and not moved and not factor.selective and groups[-1]:
             groups.append([])
-        moved = moved or any(each.kind.name == "pick" and each.args[0].custom for each in factor.walk())
+        moved = moved or any(node.kind.name == "pick" and node.args[0].custom for node in factor.walk())
         if factor.kind.name == "entered": born.add(factor.out.rows)
         groups[-1].append(factor)
         rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
@@ -114,26 +114,27 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
 
 
 def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, Operator]:
-    """The part that a further output leaves a model in, and the output behind that part's border."""
-    every, own = [factor for group in groups for factor in group], [*factors(term)]
-    common = next((i for i, (a, b) in enumerate(zip(every, own, strict=False)) if a is not b),
-                  min(len(every), len(own)))
+    """Return the part that a further output leaves a model in, and the output behind that part's border."""
+    every, branch = [factor for group in groups for factor in group], [*factors(term)]
+    common = next((i for i, (a, b) in enumerate(zip(every, branch, strict=False)) if a is not b),
+                  min(len(every), len(branch)))
     ends = [*accumulate(map(len, groups))]
-    number = next((i for i, end in enumerate(ends) if (common if common < len(own) else common - 1) < end),
+    number = next((i for i, end in enumerate(ends) if (common if common < len(branch) else common - 1) < end),
                   len(groups) - 1)
     start = ends[number] - len(groups[number])
-    return number, reduce(matmul, own[start:], I)
+    return number, reduce(matmul, branch[start:], I)
 
 
 def find_vocabulary(model: Model) -> int | None:
-    """Columns of the one-hot rows that a model reads, whichever output does; none where none tells how many."""
+    """Return the columns of the one-hot rows that a model reads, from any output; None if no output has a fixed
+    number."""
     return next((columns for term in outputs(model).values() if isinstance(columns := term.into.cols, int)), None)
 
 
 def parts(model: Model) -> list[dict[str, Part]]:
-    """Every part of a model, by the state of the border before it. Raises as `check_possible` does."""
+    """Return every part of a model, by the state of the border before it. Raises as `check_possible` does."""
     check_possible(model)
-    found: list[dict[str, Part]] = []
+    model_parts: list[dict[str, Part]] = []
     starts: dict[str, Operator] = {}
     named, last = outputs(model), spine(model)
     groups = group_factors([*factors(named[last])])
@@ -160,14 +161,15 @@ def parts(model: Model) -> list[dict[str, Part]]:
                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
                 {name: f"${label}" for name, label in zip(also, more, strict=True)})
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
-        found.append(states)
-    return found
+        model_parts.append(states)
+    return model_parts
 
 
 def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
-    """The flat reading of a term behind x, with the rows that the term gives. A constant row is that of any space, and
-    a program would have one a token: where it is all of an output, it stands behind a value of its space, which enters
-    or is the last that the term makes there, or is picked. Raises InputError where no factor is such a value."""
+    """Return the flat reading of a term behind x, with the rows of the term's result. A constant row fits any space,
+    and a program would have one for each token. If it is all of an output, it is put behind a value of its space: an
+    input, the last one that the term computes there, or picked rows. Raises InputError where no factor is such a
+    value."""
     rows = (x @ term).out.rows
     if full.out.rows is rows or not full.constant: return full
     for node in term.walk():
@@ -175,27 +177,27 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
         if node.kind.name == "entered": return node @ full
         if node.kind.name == "pick" and node.into.rows is T: return full @ node
     prefixes = [flat(prefix, x) for prefix in accumulate(factors(term), matmul)]
-    if before := [each for each in prefixes if each.out.rows is rows]: return before[-1] @ full
+    if before := [prefix for prefix in prefixes if prefix.out.rows is rows]: return before[-1] @ full
     raise InputError(f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is "
                      f"a value of these: put it behind one, such as given('x', n, '{rows}') @ const(c)")
 
 
 def check_order(full: Operator) -> None:
-    """Raises InputError where attention or a rotation reads rows that a relation of the batch put in another order:
+    """Raise InputError where attention or a rotation reads rows that a relation of the batch put in another order:
     kernels take row i for token i."""
     for node in full.walk():
         seen = node.kind.name == "product" and everyone not in node.args
         if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
-            picks = (each for child in node.children for each in child.walk() if each.kind.name == "pick"
-                     and each.args[0].custom)
+            picks = (inner for child in node.children for inner in child.walk() if inner.kind.name == "pick"
+                     and inner.args[0].custom)
             if (moved := next(picks, None)) is not None:
                 raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
                                  "programs have rows of tokens in theirs; pick behind it")
 
 
 def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> None:
-    """Raises InputError for a cache that something reads before new rows are appended to it, and where what they make
-    of it is no output of its name."""
+    """Raise InputError for a cache that is read before new rows are appended to it, and where its next value is no
+    output of its name."""
     for node in dict.fromkeys(node for root in roots for node in root.walk()):
         for port in (child.args[0] for child in node.children if child.kind.name == "entered"
                      and child.args[0].space == str(C)):
@@ -207,18 +209,18 @@ def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> No
                                  "cache's next value")
     for name, term in named.items():
         if str(term.out.rows) == str(C) and not (appends(term)
-                                                 and any(each.args[0].name == name for each in find_caches(term))):
+                                                 and any(cache.args[0].name == name for cache in find_caches(term))):
             raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
                              "has them as its next value")
 
 
 def find_caches(term: Operator) -> list[Operator]:
-    """The inputs that a sum adds to."""
+    """Return the inputs that a sum adds to."""
     return [child for child in term.children if child.kind.name == "entered"]
 
 
 def appends(term: Operator) -> bool:
-    """Whether it is a cache with new rows in their slots."""
+    """True if the term is a cache with new rows in their slots."""
     def new(each: Operator) -> bool:
         return each.kind.name == "product" and each.children[
             0].kind.name == "related" and each.children[0].args[0] == SLOTS
@@ -226,7 +228,7 @@ def appends(term: Operator) -> bool:
 
 
 class Overgrown(InputError):
-    """Laws lead to more programs than can be looked at."""
+    """Laws lead to more programs than the search can hold."""
 
 
 @dataclass
@@ -239,23 +241,23 @@ class Explorer:
     schedule: Sequence[str] = SCHEDULE
 
     def graph(self, part: Part) -> Graph:
-        """The graph of a part. Programs come from it, so its engine is new: one that had been popped was seen to give a
+        """Return the graph of a part. Programs come from it, so its engine is new: an engine after a pop has given a
         class a wrong child."""
         if part.template.text not in self.graphs:
-            made = saturate(part.template, self.laws, budget=self.budget, alone=True, schedule=self.schedule)
-            self.check_growth(made)
-            self.graphs[part.template.text] = made
+            graph = saturate(part.template, self.laws, budget=self.budget, alone=True, schedule=self.schedule)
+            self.check_growth(graph)
+            self.graphs[part.template.text] = graph
         return self.graphs[part.template.text]
 
     def check_growth(self, graph: Graph) -> None:
-        """Raises Overgrown for a graph that laws of a user have made far larger than the budget: a round cannot be
-        stopped once it has begun, and what comes after would take hours."""
-        size, own = len(graph.nodes), {law.name for law in self.laws} - SHIPPED
-        if own and graph.cut and size > GROWTH_LIMIT * self.budget:
+        """Raise Overgrown for a graph that laws of a user have grown far beyond the budget: a round cannot be stopped
+        once it has begun, and the next steps would take hours."""
+        size, custom = len(graph.nodes), {law.name for law in self.laws} - SHIPPED
+        if custom and graph.cut and size > GROWTH_LIMIT * self.budget:
             raise Overgrown(f"with it a graph has {size} nodes, where {self.budget} are looked at: {graph.cut[0]}")
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase, over all graphs."""
+        """Return seconds by phase, over all graphs."""
         total: dict[str, float] = {}
         for graph in self.graphs.values():
             for phase, taken in graph.seconds.items():
@@ -264,7 +266,7 @@ class Explorer:
 
 
 def states(parts: Sequence[dict[str, Part]]) -> Iterator[tuple[int, str, str]]:
-    """Every part with every pair of states that it can stand between; the last hands on the full value."""
+    """Yield every part with every pair of states that it can have; the last part hands on the full value."""
     for number, by_state in enumerate(parts):
         after: Mapping[str, object] = parts[number + 1] if number + 1 < len(parts) else {FULL: None}
         for before, part in by_state.items():

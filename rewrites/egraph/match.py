@@ -1,5 +1,5 @@
-"""All ways in which a subject holds a pattern: a class of a graph, which has many members, or a tree or a term, which
-is its only one. From the leaves up: patterns that share a part match it once in each subject."""
+"""All matches of a pattern in a subject: a class of a graph, which has many members, or a tree or a term, which is its
+only one. Matching goes from the leaves up: patterns that share a part match it once in each subject."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import eq
@@ -8,21 +8,21 @@ from typing import Any, Generic, TypeVar
 from opmatrix.algebra.term import Operator
 from rewrites.laws.law import is_variable
 
-Binding = dict[str, Any]                                    # variable -> what it stands for: a subject, or an attribute
-Subject = TypeVar("Subject")                                # what may hold a pattern
+Binding = dict[str, Any]                                    # variable -> a subject, or an attribute
+Subject = TypeVar("Subject")                                # an object that patterns are matched with
 COMMUTES = ("add", "mul")
 
 
 def accept(symbol: Operator, subject: object) -> bool:
-    """Whether a symbol may stand for a subject: any may."""
+    """True: by default a symbol matches any subject."""
     return True
 
 
 @dataclass
 class Matches(Generic[Subject]):
-    """Patterns among subjects. `members` gives what of a kind a subject is made of: children, attributes. `same`
-    compares an attribute of a pattern with one of a member, `fits` tells what a symbol may stand for, `variable` how an
-    open attribute is called."""
+    """Patterns among subjects. `members` returns the members of a subject of one kind: children, attributes. `same`
+    compares an attribute of a pattern with one of a member, `fits` tests if a symbol matches a subject, `variable`
+    returns the name of an open attribute."""
 
     members: Callable[[Subject, str], Sequence[tuple[Sequence[Subject], Sequence[object]]]]
     same: Callable[[object, Any], bool] = eq
@@ -31,15 +31,15 @@ class Matches(Generic[Subject]):
     known: dict[tuple[Operator, Subject], Sequence[Binding]] = field(default_factory=dict)
 
     def find(self, pattern: Operator, subject: Subject) -> Sequence[Binding]:
-        """Each way, in the order of the members; one may be there twice."""
-        if (found := self.known.get((pattern, subject))) is None:
+        """Return each match, in the order of the members; one may occur twice."""
+        if (bindings := self.known.get((pattern, subject))) is None:
             if pattern.kind.name == "symbol":
-                found = [{str(pattern.args[0]): subject}] if self.fits(pattern, subject) else ()
+                bindings = [{str(pattern.args[0]): subject}] if self.fits(pattern, subject) else ()
             else:
                 members = self.members(subject, pattern.kind.name)
-                found = [*self._among_members(pattern, members)] if members else ()
-            self.known[pattern, subject] = found
-        return found
+                bindings = [*self._among_members(pattern, members)] if members else ()
+            self.known[pattern, subject] = bindings
+        return bindings
 
     def _among_members(self, pattern: Operator,
                        members: Sequence[tuple[Sequence[Subject], Sequence[object]]]) -> Iterator[Binding]:
@@ -60,12 +60,12 @@ class Matches(Generic[Subject]):
 
 
 def join_matches(ours: Sequence[Binding], theirs: Sequence[Binding]) -> list[Binding]:
-    """Every two that agree on the variables they share, as one."""
+    """Return every pair that agrees on its common variables, merged."""
     return [one | other for one in ours for other in theirs
             if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]
 
 
 def orders(kind: str, children: tuple[Subject, ...]) -> list[tuple[Subject, ...]]:
-    """The children, in both orders where that makes no difference to the value and one to the match."""
+    """Return the children, in both orders where the value is the same and the match may differ."""
     turned = kind in COMMUTES and children[0] != children[1]
     return [children, children[::-1]] if turned else [children]

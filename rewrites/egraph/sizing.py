@@ -1,6 +1,6 @@
-"""Small sizes that fit one another as those of a template do. What ties sizes is listed nowhere: sizes that remember
-what they are asked go through the shape rules of kinds (concolic execution: Godefroid, Klarlund, Sen 2005), and small
-ones are found of which every question has the answer that it had."""
+"""Small sizes that fit one another as the sizes of a template do. The ties between sizes are not listed: sizes that
+record every comparison go through the shape rules of kinds (concolic execution: Godefroid, Klarlund, Sen 2005), and
+small ones are searched for that give every comparison its old answer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 
-Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
-LARGEST = (64, False), (256, False), (64, True)             # of small sizes, and whether others may stay: in this order
-FIRST_TRIED, FACTOR = 4, 2                                        # what is tried first, and for what others are made of
-TRIES = 1000                                                # numbers that may be given in each
+Terms = tuple[tuple[tuple[int, ...], int], ...]             # polynomial in sizes: factors, coefficient
+LARGEST = (64, False), (256, False), (64, True)             # largest small size, and if others may stay: in order
+FIRST_TRIED, FACTOR = 4, 2                                        # first number tried, and that for factors
+TRIES = 1000                                                # most assignments in each search
 
 
-ShapeQuery = tuple["Question", bool, set[int]]                   # with its answer, and the sizes that it is about
+ShapeQuery = tuple["Question", bool, set[int]]                   # a question, its answer, and its sizes
 About = Mapping[int, Sequence[ShapeQuery]]
 
 
@@ -31,7 +31,7 @@ def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
 
 
 class Question(NamedTuple):
-    """What was asked of two sizes: eq, lt, le or divides."""
+    """A comparison of two sizes: eq, lt, le or divides."""
     asked: Callable[[int, int], bool]
     left: Terms
     right: Terms
@@ -44,24 +44,25 @@ class Question(NamedTuple):
         return self.asked(left, right)
 
     def leave(self, answer: bool, size: int, able: Sequence[int], small: Mapping[int, int]) -> list[int]:
-        """The numbers, among those that a size is able to become, that leave the answer, where the other sizes have
-        theirs. Both sides are polynomials in it."""
+        """Return the numbers in `able` for a size that give this answer, where the other sizes have the numbers in
+        `small`. Both sides are polynomials in it."""
         left, right = (polynomial_in(size, terms, small) for terms in self[1:])
         return [n for n in able if self.asked(evaluate_at(n, left), evaluate_at(n, right)) == answer]
 
 
 def polynomial_in(size: int, terms: Terms, small: Mapping[int, int]) -> list[int]:
-    """What terms are in one size where the others are these: coefficients, that of the highest power first."""
-    found: dict[int, int] = {}
+    """Return the coefficients of terms as a polynomial in one size, highest power first, where the other sizes have the
+    numbers in `small`."""
+    by_power: dict[int, int] = {}
     for factors, times in terms:
         power = factors.count(size)
-        found[power] = found.get(power, 0) + times * prod(small[each] for each in factors if each != size)
-    return [found.get(power, 0) for power in range(max(found, default=0), -1, -1)]
+        by_power[power] = by_power.get(power, 0) + times * prod(small[factor] for factor in factors if factor != size)
+    return [by_power.get(power, 0) for power in range(max(by_power, default=0), -1, -1)]
 
 
 def evaluate_at(n: int, coefficients: Sequence[int]) -> int:
     value = 0
-    for each in coefficients: value = value * n + each
+    for coefficient in coefficients: value = value * n + coefficient
     return value
 
 
@@ -69,8 +70,8 @@ SERIALS = count()
 
 
 class Answers(dict[Question, bool]):
-    """Every question with its answer, and the sizes it was about. A size is known by its number, so equal ones are
-    one. `serial` tells these sizes from those of answers that are gone: an address may be another's again."""
+    """Every question with its answer, and the sizes it was about. A size is identified by its number, so equal ones are
+    one. `serial` tells these sizes from those of deleted answers, whose address may be used again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Answers(dict[Question, bool]):
         self.serial = next(SERIALS)
 
     def size(self, number: int) -> int:
-        """A size that remembers what it is asked; none and one are what they are."""
+        """Return a size that records its comparisons; 0 and 1 stay plain."""
         return number if number < 2 else self.known(number)
 
     def known(self, number: int) -> Traced:
@@ -92,19 +93,19 @@ class Answers(dict[Question, bool]):
 
 
 class Traced(int):
-    """A size that knows what it was made of, and notes what is asked of it. A plain number from 3 on that it meets is
-    the size of that number; 2 is what doubles."""
+    """A size that holds its polynomial in the template's sizes, and records its comparisons. A plain number from 3 on
+    that it meets is the size of that number; 2 stays a factor."""
     terms: Terms
     answers: Answers
 
     @classmethod
     def of(cls, number: int, terms: Terms, answers: Answers) -> Traced:
-        made = cls(number)
-        made.terms, made.answers = terms, answers
-        return made
+        size = cls(number)
+        size.terms, size.answers = terms, answers
+        return size
 
     def met(self, other: int) -> Traced:
-        """What it meets, as such a size."""
+        """Return the other operand as such a size."""
         if isinstance(other, Traced): return other
         return self.answers.known(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
 
@@ -130,13 +131,13 @@ def multiplied(a: Traced, b: Traced) -> int:
 
 
 def made_of(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> int:
-    """A sum of terms; a plain number where no size is left in it."""
+    """Return a sum of terms; a plain number where no size is left in it."""
     terms = tuple(sorted((factors, times) for factors, times in count.items() if times))
     return Traced.of(number, terms, answers) if any(factors for factors, _ in terms) else number
 
 
 def divide_sizes(a: Traced, b: Traced) -> int:
-    """The size of that number; b times it is a, or less by what is left over."""
+    """Return the quotient as a size of that number; b times it is a, or less by the remainder."""
     quotient = a.met(int(a) // int(b))
     product = a.met(multiplied(quotient, b))
     if not a.answers.ask(divides, a, b):
@@ -178,7 +179,7 @@ for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does)
 
 
 def traced(name: str, value: object, answers: Answers) -> object:
-    """A value of a template with sizes that remember what they are asked."""
+    """Return a value of a template with sizes that record their comparisons."""
     size = answers.size
     if isinstance(value, Data): return Promised(f"{name} {answers.serial}", tuple(map(size, value.shape)))
     if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
@@ -189,7 +190,7 @@ def traced(name: str, value: object, answers: Answers) -> object:
 
 
 def asking(monoid: type[Monoid], columns: int, answers: Answers) -> type:
-    """A monoid that gives several columns, which stay as many; it asks whether as many numbers are merged."""
+    """Return a monoid of several columns, whose number is fixed; it records whether as many numbers are merged."""
     width = answers.known(columns)
     answers[Question(eq, width.terms, (((), columns),))] = True
 
@@ -201,38 +202,38 @@ def asking(monoid: type[Monoid], columns: int, answers: Answers) -> type:
 
 def ask_shapes(values: Mapping[str, object],
                instance: Callable[[dict[str, object]], Mapping[str, Operator]]) -> Answers:
-    """What the shape rules of kinds ask of the sizes of a template, and what its terms' sizes are made of."""
+    """Return the comparisons of a template's sizes by the shape rules of kinds, and by the sizes of its terms."""
     answers = Answers()
     built = instance({name: traced(name, value, answers) for name, value in values.items()})
     for term in built.values():
         for size in (*term.into, *term.out):
             if isinstance(size, Traced): size.__eq__(answers.size(int(size)))
-        for shape in [each for each in [*term.shapes] if any(isinstance(size, Traced) for size in each)]:
-            term.shapes.pop(shape, None)                    # terms without sizes of their own live on
+        for shape in [known for known in [*term.shapes] if any(isinstance(size, Traced) for size in known)]:
+            term.shapes.pop(shape, None)                    # terms without such sizes outlive this call
     return answers
 
 
 def shrink(answers: Answers) -> dict[int, int]:
-    """A small number for each size, another for each, so that every answer is what it was; where that is not found
-    soon, sizes may stay as they are. Nothing where that is not found soon either."""
+    """Return a small number for each size, all different, so that every answer is as before. If none is found soon,
+    some sizes may stay as they are; empty if that finds none either."""
     products = {size for question in answers for terms in question[1:] for factors, _ in terms
                 if len(factors) > 1 or question.asked is divides for size in factors}
     about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
                     if size in question.sizes()] for size in answers.sizes}
     tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays)
               for size in answers.sizes} for largest, stays in LARGEST)
-    return next((found for domains in tried if (found := search(about, domains)) is not None), {})
+    return next((small for domains in tried if (small := search(about, domains)) is not None), {})
 
 
 def candidates(size: int, first: int, largest: int, stays: bool) -> list[int]:
-    """The numbers that a size may become, those tried first first: none is larger than itself."""
+    """Return the numbers that a size may become, in the order of trial: none is larger than itself."""
     most = min(size, largest)
     return [*range(first, most + 1), *range(min(first, most + 1) - 1, 1, -1), *[size] * (stays and size > most)]
 
 
 def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | None:
-    """Sizes given one after another, first those of which fewest numbers are left, each with a look at what it leaves
-    others."""
+    """Return numbers for the sizes, or None. Sizes with the fewest numbers left come first, and each choice narrows the
+    others' numbers."""
     left = TRIES
 
     def give(small: dict[int, int], domains: Mapping[int, list[int]]) -> dict[int, int] | None:
@@ -243,17 +244,17 @@ def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | N
             left -= 1
             if left < 0: return None
             more = small | {size: number}
-            rest = {each: [n for n in able if n != number] for each, able in domains.items() if each != size}
-            if narrow_domains(about[size], more, rest) and (found := give(more, rest)) is not None: return found
+            rest = {other: [n for n in able if n != number] for other, able in domains.items() if other != size}
+            if narrow_domains(about[size], more, rest) and (solution := give(more, rest)) is not None: return solution
         return None
 
     start = dict(domains)
-    return give({}, start) if all(narrow_domains(each, {}, start) for each in about.values()) else None
+    return give({}, start) if all(narrow_domains(queries, {}, start) for queries in about.values()) else None
 
 
 def narrow_domains(about: Sequence[ShapeQuery], small: Mapping[int, int], domains: dict[int, list[int]]) -> bool:
-    """Whether a number is left for each size, where questions about one that has none yet leave it those that answer
-    them so."""
+    """True if a number is left for each size. Questions about a single open size restrict it to numbers that give their
+    answer."""
     for question, answer, sizes in about:
         waiting = [size for size in sizes if size not in small]
         if len(waiting) == 1:

@@ -29,8 +29,8 @@ class ImportedNode(NamedTuple):
 
 
 class AttributeTable:
-    """Attributes and their names in the graph: each thing has its own. Arrays and sizes are named in order of
-    appearance, others as laws spell them."""
+    """Attributes and their names in the graph: each object has its own. Arrays and sizes are named in order of
+    appearance, others as in laws."""
 
     def __init__(self) -> None:
         self.names: dict[Hashable, str] = {}
@@ -70,9 +70,9 @@ class Template:
 
     @classmethod
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
-        """`leaves` are the borders: opaque values that depend on the input."""
+        """Return the template of these roots. `leaves` are the borders: opaque values that depend on the input."""
         table, entries, lines, names = AttributeTable(), [], [], dict[Operator, str]()
-        measured = [name for name, said in PROPERTIES.items() if said.measured]
+        measured = [name for name, declaration in PROPERTIES.items() if declaration.measured]
         for root in roots.values():
             for term in root.walk():
                 if term not in names:
@@ -85,7 +85,7 @@ class Template:
         return cls("\n".join([*lines, *state_flags(table.values)]), table.values, tuple(entries))
 
     def instance(self, values: Mapping[str, object]) -> dict[str, Operator]:
-        """The imported operators, by name, with other numbers in them."""
+        """Return the imported operators, by name, with other numbers in them."""
         built: dict[str, Operator] = {}
         for entry in self.entries:
             children, attributes = (built[c] for c in entry.children), (values[a] for a in entry.attributes)
@@ -93,13 +93,14 @@ class Template:
         return built
 
     def shrunken(self, draw: Callable[[tuple[int, ...]], np.ndarray]) -> dict[str, object]:
-        """Its values at small sizes that fit one another as its own do; at its own, where such are not found."""
+        """Return its values at small sizes that fit one another as its own do; at its own sizes, where no such ones are
+        found."""
         small = self.small_sizes()
         return {name: shrunken(value, small, draw) for name, value in self.values.items()}
 
     def small_sizes(self) -> dict[int, int]:
-        """A small size for each that its values have; nothing for those that stay, as all do where what a kind makes of
-        sizes cannot be followed."""
+        """Return a small size for each size of its values; sizes that stay are left out. Empty if the computation of a
+        kind's sizes cannot be traced."""
         try:
             small = shrink(ask_shapes(self.values, self.instance))
             self.instance({name: shrunken(value, small, np.ones) for name, value in self.values.items()})
@@ -117,7 +118,8 @@ def quoted(name: str) -> str:
 
 
 def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
-    """What an imported term states of itself: what its sizes tell, and all of a symbol. The rest follows."""
+    """Yield the facts that an imported term states: those from its sizes, and all facts of a symbol. Rules derive the
+    rest."""
     if term in leaves or term.kind.name in ("given", "entered"):
         yield "act"
     if term.kind.name == "given":
@@ -140,11 +142,11 @@ def sizes_of(value: object) -> tuple[int, ...]:
 
 
 def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ...]], np.ndarray]) -> object:
-    if isinstance(value, Data) and prod(value.shape) == 1:  # an eps that nobody would see becomes one that is seen
+    if isinstance(value, Data) and prod(value.shape) == 1:  # an eps too small for a check becomes one with an effect
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw(tuple(map(int, value.shape)))))
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
-        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # what errors call it
+        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # the name is for error texts
     if isinstance(value, Port):
         return replace(value, columns=small.get(value.columns, value.columns),
                        heads=small.get(value.heads, value.heads))
@@ -154,8 +156,8 @@ def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ..
 
 
 def spell_values(template: Template, laws: Sequence[Law]) -> Template:
-    """The template with the numbers, monoids and patterns that laws speak of called as they call them, and with what a
-    law asks of which a side is a variable alone; itself where it has all of it already."""
+    """Return the template with the numbers, monoids and patterns of laws under their names in laws, and with the facts
+    that a law needs of a side that is a variable alone; the template itself if nothing is added."""
     spoken = find_spoken(tuple(laws))
     names = {(type(value), value): name for name, value in spoken.items()}
     called = {label: name for label, value in template.values.items()
@@ -165,27 +167,27 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     if not called and not added and not lines: return template
     text = template.text
     for label, name in called.items(): text = text.replace(quoted(label), quoted(name))
-    entries = tuple(entry._replace(attributes=tuple(called.get(each, each) for each in entry.attributes))
+    entries = tuple(entry._replace(attributes=tuple(called.get(attribute, attribute) for attribute in entry.attributes))
                     for entry in template.entries)
     values = {called.get(label, label): value for label, value in template.values.items()} | added
     return Template("\n".join([text, *lines]), values, entries)
 
 
 def state_flags(values: Mapping[str, object]) -> list[str]:
-    """The flags of monoids and patterns, as facts about their names."""
+    """Return the flags of monoids and patterns, as facts about their names."""
     return [f'({facts.name_flag(flag)} {quoted(name)})' for name, value in values.items() for flag in facts.flags()
             if getattr(value, flag, False) is True]
 
 
 def state_imported(template: Template, laws: Sequence[Law]) -> list[str]:
-    """That nodes are imported, as facts about their names, where a law asks for it and the text does not state it."""
+    """Return the fact `imported` for each node, where a law needs it and the text does not state it."""
     lone = any(side.kind.name == "symbol" for law in laws for sides in law.sides() for side in sides)
     lines = [f"(imported {entry.name})" for entry in template.entries] if lone else []
     return lines if lines and lines[0] not in template.text else []
 
 
 def state_sizes(template: Template, laws: Sequence[Law]) -> list[str]:
-    """The sizes of imported terms, where a law asks for equal ones and the text does not state them."""
+    """Return the sizes of imported terms, where a law requires equal ones and the text does not state them."""
     if f"({SAME_SIZE} " not in " ".join(guard for law in laws for guard in law.when): return []
     sized = {name: term.out for name, term in template.instance(template.values).items()}
     lines = [f'(set (sized_as {name}) "{out.heads} {out.rows} {out.cols}")' for name, out in sized.items()
@@ -195,7 +197,7 @@ def state_sizes(template: Template, laws: Sequence[Law]) -> list[str]:
 
 @cache
 def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
-    """The numbers, monoids and patterns that laws speak of, as they call them."""
+    """Return the numbers, monoids and patterns in laws, by their names there."""
     return {spelled(value): value for law in laws for side in law.sides() for root in side
             for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
             if not is_variable(value)}

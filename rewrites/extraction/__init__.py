@@ -1,9 +1,8 @@
 """Extraction: the cheapest program of an e-graph, with a proof, from plain data.
 
-`extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a
+`extract` is the entry point: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a
 linear relaxation with cuts and the 0/1 program (exact.py, cuts.py), and neighbourhoods of the best program
-(bounding.py, anneal.py); solve.py runs them in order. `Repriced` is for a problem that is asked at many prices.
-"""
+(bounding.py, anneal.py); solve.py runs them in order. `Repriced` is for a problem that is solved at many prices."""
 from rewrites.extraction.epsilon_constraint import front, undominated
 from rewrites.extraction.problem import Extraction, Infeasible, Node, Problem, order, verify
 from rewrites.extraction.repriced import Repriced

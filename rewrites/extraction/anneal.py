@@ -1,7 +1,6 @@
-"""Annealing: a program changes one node at a time; uses are counted, so that a change costs what it touches alone.
+"""Annealing: a program changes one node at a time. Uses are counted, so a change costs only the nodes that it affects.
 
-Kirkpatrick, Gelatt, Vecchi 1983. For graphs too large for the relaxation it is what improves most in a second.
-"""
+Kirkpatrick, Gelatt, Vecchi 1983. For graphs too large for the relaxation it improves most in a second."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,12 +11,12 @@ from time import perf_counter
 from rewrites.extraction import greedy
 from rewrites.extraction.indexed import IndexedGraph
 
-MOVES = 500                                     # between two looks at the clock
-ROUND = 20_000                                  # moves between two repairs
+MOVES = 500                                     # moves between two readings of the clock
+ROUND = 20_000                                  # moves between two calls of settle
 
 
 class Walk:
-    """A program on its way: a node for every class, used or not, each needing only classes of a lower level."""
+    """A program during annealing: a node for every class, used or not, each needing only classes of a lower level."""
 
     def __init__(self, graph: IndexedGraph, nodes: Iterable[int], random: Random) -> None:
         self.graph, self.random = graph, random
@@ -26,11 +25,11 @@ class Walk:
         self.best, self.least = self.nodes(), self.cost
 
     def nodes(self) -> list[int]:
-        """The chosen nodes."""
+        """Return the chosen nodes."""
         return self.graph.walk(dict(enumerate(self.choice)))
 
     def settle(self, nodes: Iterable[int]) -> None:
-        """Choose these nodes, and what is cheapest beside them for all other classes."""
+        """Choose these nodes, and the cheapest trees beside them for all other classes."""
         free = set(nodes)
         choice, _ = greedy.trees(self.graph, [0.0 if i in free else p for i, p in enumerate(self.graph.price)])
         self.choice, self.level = [0] * self.graph.classes, [0] * self.graph.classes
@@ -48,11 +47,11 @@ class Walk:
         self.cost = sum(map(self.graph.price.__getitem__, chosen))
 
     def above(self, node: int) -> int:
-        """The least level that the class of a node may have."""
+        """Return the least level that the class of a node may have."""
         return 1 + max((self.level[k] for k in self.kids[node]), default=0)
 
     def closes(self, c: int, node: int) -> bool:
-        """Whether the node needs its own class c: all that does lies above the level of c."""
+        """True if the node needs its own class c. Only classes above the level of c can need it."""
         least = self.level[c]
         todo = [k for k in self.kids[node] if self.level[k] > least]
         seen = set(todo)
@@ -66,7 +65,7 @@ class Walk:
         return False
 
     def lift(self, c: int) -> None:
-        """Raise the levels of a class and of what needs it, as far as the chosen node demands."""
+        """Raise the levels of a class and of the classes that need it, as far as their chosen nodes require."""
         todo = [c]
         for d in todo:                          # grows while it is read
             if (level := self.above(self.choice[d])) > self.level[d]:
@@ -74,7 +73,7 @@ class Walk:
                 todo += [self.graph.cls[i] for i in self.graph.users[d] if self.choice[self.graph.cls[i]] == i]
 
     def take(self, node: int) -> tuple[float, list[int]]:
-        """Use a node: what that costs, and the classes that come into use."""
+        """Add a use of a node; return its cost, and the classes that come into use."""
         todo, fresh, cost = [node], [], 0.0
         uses, kids, choice, price = self.uses, self.kids, self.choice, self.graph.price
         for i in todo:                          # grows while it is read
@@ -87,7 +86,7 @@ class Walk:
         return cost, fresh
 
     def drop(self, node: int) -> float:
-        """Use a node no more: what that saves."""
+        """Remove a use of a node; return the cost that this saves."""
         todo, saved = [node], 0.0
         uses, kids, choice, price = self.uses, self.kids, self.choice, self.graph.price
         for i in todo:                          # grows while it is read
@@ -99,7 +98,8 @@ class Walk:
         return saved
 
     def step(self, heat: float) -> None:
-        """Try another node for a class in use; it may cost more, the less often the more (Dueck, Scheuer 1990)."""
+        """Try another node for a class in use; a change that costs more is taken with a chance that falls with its cost
+        (Dueck, Scheuer 1990)."""
         draw, used = self.random.random, self.used
         at = int(draw() * len(used))
         c = used[at]
@@ -126,7 +126,7 @@ class Walk:
 
 
 def anneal(graph: IndexedGraph, nodes: Iterable[int], random: Random, seconds: float) -> list[int]:
-    """The best nodes found from these on in a time that is given; heat falls from a typical price to a twentieth."""
+    """Return the best nodes found from these on in `seconds`; heat falls from a typical price to a twentieth."""
     start, walk, moves = perf_counter(), Walk(graph, nodes, random), 0
     typical = walk.cost / (len(walk.used) or 1)
     while walk.used and (part := (perf_counter() - start) / max(seconds, 1e-3)) < 1:

@@ -1,8 +1,7 @@
 """The search for one part of a problem: greedy, landmark bounds, relaxation with cuts, 0/1 program, neighbourhoods.
 
 Every stage ends with a proof, or with a better program, a better bound, or a smaller graph: a node that cannot be in
-any program cheaper than the best so far is dropped, and what is left is presolved again.
-"""
+any program cheaper than the best so far is dropped, and the rest is presolved again."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -21,12 +20,13 @@ from rewrites.extraction.exact import CoveringProgram
 from rewrites.extraction.indexed import IndexedGraph, find_components
 from rewrites.extraction.presolve import presolve
 
-ANNEALED_NODES = 1000                           # nodes from which on annealing is worth its time
-ULP = 1e-9                                      # costs closer than this, relatively, are the same
+ANNEALED_NODES = 1000                           # fewest nodes for which annealing is worth its time
+ULP = 1e-9                                      # relative difference below which costs are equal
 
 
 class Found(NamedTuple):
-    """The best program as nodes of the original graph, its cost, the proved bound, and what greedy found."""
+    """The best program as nodes of the original graph, its cost, the proved bound, and the cost of the greedy
+    program."""
     nodes: list[int]
     cost: float
     bound: float
@@ -35,12 +35,11 @@ class Found(NamedTuple):
 
 def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float, gap: float, deep: bool = True,
              families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> Found:
-    """The best program of a presolved graph: its independent parts, small ones first, share the time.
+    """Return the best program of a presolved graph: its independent parts, small ones first, share the time.
 
-    Budgets tie the parts together: then the graph is searched as a whole. Where all is one part, nothing that costs as
-    much as `known` is looked for: then there may be no nodes.
-    """
-    found = Found([], 0.0, 0.0, 0.0)
+    Budgets tie the parts together: then the graph is searched as a whole. If there is only one part, programs that cost
+    `known` or more are not searched for, so there may be no nodes."""
+    total = Found([], 0.0, 0.0, 0.0)
     if graph is None:
         return Found([], inf, inf, inf)
     if budgets:
@@ -56,13 +55,14 @@ def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float,
             one = Search(part, (), now + (until - now) * len(part.cls) / left, gap, deep, families,
                          known if len(parts) == 1 else inf).run()
         left -= len(part.cls)
-        found = Found(found.nodes + one.nodes, found.cost + one.cost, found.bound + one.bound,
-                      found.greedy + one.greedy)
-    return found
+        total = Found(total.nodes + one.nodes, total.cost + one.cost, total.bound + one.bound,
+                      total.greedy + one.greedy)
+    return total
 
 
 class Search:
-    """The best program of one graph; `floor` is the least cost of a program outside the part of it that is left."""
+    """The search for the best program of one graph; `floor` is the least cost of a program outside the remaining part
+    of it."""
 
     def __init__(self, graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float, deep: bool,
                  families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> None:
@@ -70,14 +70,14 @@ class Search:
         self.families = families
         self.random = Random(len(graph.cls))
         self.best: list[int] = []
-        self.sizes = dict(area=100, core=200, cross=100)   # of neighbourhoods
+        self.sizes = dict(area=100, core=200, cross=100)   # sizes of neighbourhoods
         self.cost, self.floor, self.greedy = known, inf, inf
         whole = all(p.is_integer() for p in graph.price)
         self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0      # costs are multiples of it
         self.enter(graph)
 
     def enter(self, graph: IndexedGraph) -> None:
-        """Search this graph from now on."""
+        """Continue the search in this graph."""
         self.graph, self.bound = graph, 0.0
         self.duals: list[landmarks.LandmarkBound] = []
         self.detours: list[list[float]] = []
@@ -92,7 +92,7 @@ class Search:
 
     @property
     def proved(self) -> float:
-        """The bound; costs that are multiples of a number round it up."""
+        """The bound; if all costs are multiples of a number, rounded up to one."""
         bound = min(self.bound, self.floor, self.cost)
         return min(ceil(bound / self.grain - 1e-6) * self.grain, self.cost) if self.grain and bound < inf else bound
 
@@ -101,7 +101,8 @@ class Search:
         return self.proved >= self.cost * (1 - self.gap) or self.left <= 0
 
     def run(self) -> Found:
-        """Greedy programs; then bounds, relaxation and improvement, from the start again when the graph has shrunk."""
+        """Run greedy programs, then bounds, relaxation and improvement, from the start again when the graph has
+        shrunk."""
         self.first()
         self.greedy = self.cost
         self.learn(landmarks.bound_by_landmarks(self.graph, self.graph.price, landmarks.QUICK))
@@ -146,7 +147,7 @@ class Search:
         self.elite = dict(sorted(self.elite.items(), key=itemgetter(1))[:20])
 
     def first(self) -> None:
-        """Greedy programs: by trees, by sets, and at prices that charge for the budgets until they are met."""
+        """Offer greedy programs: by trees, by sets, and at prices that charge for the budgets until they are met."""
         for price in self.charged():
             before = self.cost
             self.guide(price)
@@ -155,7 +156,7 @@ class Search:
                 break
 
     def charged(self) -> Iterator[list[float]]:
-        """The prices themselves, then with rising charges for the budgeted resources."""
+        """Yield the prices themselves, then with rising charges for the budgeted resources."""
         yield self.graph.price
         if self.budgets and self.cost == inf:
             size = len(self.graph.cls)
@@ -165,7 +166,7 @@ class Search:
                 yield [sum(map(mul, charge, cost)) for cost in self.graph.cost]
 
     def learn(self, dual: landmarks.LandmarkBound) -> None:
-        """Keep a bound; the latest few are enough."""
+        """Store a bound; the latest few are enough."""
         self.bound = max(self.bound, dual.value)
         self.duals = [*self.duals, dual][-6:]
         self.detours = [*self.detours, landmarks.detours(self.graph, dual.spare)][-6:]
@@ -187,7 +188,8 @@ class Search:
         return True
 
     def cheap(self) -> bool:
-        """Landmark bounds, quick ones first, and the programs they guide to. True if the graph shrank."""
+        """Compute landmark bounds, quick ones first, and offer the programs that they guide to. True if the graph
+        shrank."""
         if self.duals and self.shrunk():
             return True
         for steps in (30, 10, 3, 1):
@@ -204,7 +206,7 @@ class Search:
         return self.shrunk()
 
     def mixed(self, spare: Sequence[float]) -> list[float]:
-        """Prices that prefer the nodes which a bound finds cheap."""
+        """Return prices that prefer the nodes which a bound finds cheap."""
         return [s + 0.1 * p for s, p in zip(spare, self.graph.price, strict=True)]
 
     def walked(self, share: float = 0.1) -> bool:
@@ -215,7 +217,7 @@ class Search:
         return self.shrunk()
 
     def now(self) -> set[int]:
-        """The nodes of the best program that are left in the graph."""
+        """Return the nodes of the best program that are left in the graph."""
         best = set(self.best)
         return {i for i, origin in enumerate(self.graph.origin) if best.issuperset(origin)}
 
@@ -262,7 +264,8 @@ class Search:
         return False
 
     def family_cuts(self) -> Iterator[list[int]]:
-        """For each leaf that every program uses, the nodes whose classes derive from it: one of them is chosen."""
+        """Yield, for each leaf that every program uses, the nodes whose classes derive from it: one of them is
+        chosen."""
         of: dict[str, list[int]] = defaultdict(list)
         for i, origin in enumerate(self.graph.origin):
             for leaf in {leaf for o in origin for leaf in self.families.get(o, ())}:
@@ -273,7 +276,7 @@ class Search:
                 yield nodes
 
     def improved(self) -> bool:
-        """The 0/1 program, and neighbourhoods of the best program. True if the graph shrank: start again."""
+        """Run the 0/1 program, and neighbourhoods of the best program. True if the graph shrank: start again."""
         small = len(self.graph.cls) < 800
         if small or not self.deep:
             self.integral(self.left * (0.6 if self.deep else 1))
@@ -291,7 +294,7 @@ class Search:
         return False
 
     def integral(self, seconds: float) -> None:
-        """The 0/1 program; cycles that its answers close are cut, and it is solved again."""
+        """Solve the 0/1 program; cycles in its answers are cut, and it is solved again."""
         stop = perf_counter() + seconds
         while not self.done and perf_counter() < stop:
             answer = self.program.solve(stop - perf_counter(), self.gap / 2)
@@ -312,7 +315,7 @@ class Search:
                 self.program.cut(landmark, c)
 
     def neighbours(self, seconds: float) -> None:
-        """Solve exactly what is left when the best program may change in one neighbourhood alone; sizes follow the
+        """Solve exactly the problems in which the best program may change in one neighbourhood alone; sizes follow the
         time."""
         stop = perf_counter() + seconds
         graph = replace(self.graph, origin=[(i,) for i in range(len(self.graph.cls))])
@@ -326,26 +329,27 @@ class Search:
             todo = [*graph.roots, *(k for i in keep for k in graph.kids[i])]
             keep.update(choice[c] for c in graph.below(todo, choice))
             small = presolve(graph.keep(sorted(keep)), self.budgets)
-            found = optimise(small, self.budgets, min(stop, began + seconds / 5), self.gap, deep=False)
-            self.offer(found.nodes)
+            answer = optimise(small, self.budgets, min(stop, began + seconds / 5), self.gap, deep=False)
+            self.offer(answer.nodes)
             quick = perf_counter() - began < seconds / 25
             self.sizes[kind.__name__] = min(len(graph.cls), int(size * 1.3) + 1) if quick else max(20, size * 2 // 3)
 
     def core(self, now: set[int], size: int) -> set[int]:
-        """About `size` nodes that add least to one of the bounds."""
+        """Return about `size` nodes that add least to one of the bounds."""
         spare = [min(d, self.cost) for d in self.random.choice(self.detours)]
         noise = max(spare) * 0.02
         key = [s + noise * self.random.random() for s in spare]
         return set(sorted(range(len(key)), key=key.__getitem__)[:size])
 
     def cross(self, now: set[int], size: int) -> set[int]:
-        """The nodes of some of the best programs."""
+        """Return the nodes of some of the best programs."""
         self.scatter(self.mixed(self.random.choice(self.duals).spare), 0.2, 10)
         programs = list(self.elite)
         return set().union(*self.random.sample(programs, min(len(programs), 1 + size // 50)))
 
     def area(self, now: set[int], size: int) -> set[int]:
-        """About `size` nodes, those of classes around a random one of the chosen nodes, over children and users."""
+        """Return about `size` nodes, those of classes around a random one of the chosen nodes, over children and
+        users."""
         graph = self.graph
         start = graph.cls[self.random.choice(sorted(now))] if now else self.random.randrange(graph.classes)
         seen, queue = {start}, [start]

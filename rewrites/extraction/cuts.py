@@ -1,4 +1,4 @@
-"""Separation: landmarks that a solution of the relaxation, or a choice that closes cycles, leaves out."""
+"""Separation: landmarks that a solution of the relaxation, or a choice with cycles, violates."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 CuttingPlane = tuple[tuple[int, ...], int | None]       # one of these for every program of this class (None: of roots)
-SLACK = 1e-3                                    # how much a cut must be violated to be worth a row
+SLACK = 1e-3                                    # least violation of a cut that is worth a row
 
 
 def thresholds(graph: IndexedGraph, x: Sequence[float], most: int = 40) -> Iterable[CuttingPlane]:
-    """Landmarks among the nodes that x uses little: landmark cuts at the price of what is missing to a threshold."""
+    """Yield landmarks among the nodes that x uses little: landmark cuts, where a node's price is its distance to a
+    threshold."""
     for least in (1e-4, 0.05, 0.2, 0.5, 1.01):
         price = [max(0.0, 1 - q / least) for q in x]
         for landmark in bound_by_landmarks(graph, price, 1, most).landmarks:
@@ -28,8 +29,8 @@ def thresholds(graph: IndexedGraph, x: Sequence[float], most: int = 40) -> Itera
 
 
 def widest(graph: IndexedGraph, x: Sequence[float]) -> tuple[list[float], list[int]]:
-    """For each class the most of it that x derives if sums counted as maxima, and its rank in that order, widest
-    first."""
+    """Return for each class the largest share of it that x derives if sums counted as maxima, and its rank in that
+    order, widest first."""
     width, rank = [0.0] * graph.classes, [graph.classes] * graph.classes
     missing = [len(kids) for kids in graph.kids]
     heap = sorted((-x[i], i) for i in range(len(x)) if not missing[i])
@@ -50,12 +51,11 @@ def widest(graph: IndexedGraph, x: Sequence[float]) -> tuple[list[float], list[i
 
 def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int = 12,
           targets: int = 3) -> Iterable[CuttingPlane]:
-    """Minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of its
-    class.
+    """Yield minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of
+    its class.
 
-    Nested (Koch, Martin 1998): what a cut contains counts as used in the next round, so the cuts of a call are
-    disjoint.
-    """
+    Nested (Koch, Martin 1998): the nodes of a cut count as used in the next round, so the cuts of a call are
+    disjoint."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
@@ -72,7 +72,7 @@ def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int =
         pipes = csr_array(((now * unit + 0.5).astype(np.int32), (least, heads)), shape=(source + 1, source + 1))
         pipes.sum_duplicates()
         roots = [c for c in short if c in graph.roots]
-        found = False
+        violated = False
         for c in random.sample(roots, min(targets, len(roots))) + random.sample(short, min(targets, len(short))):
             flow = maximum_flow(pipes, source, c)
             if flow.flow_value < (used[c] - SLACK) * unit:
@@ -80,13 +80,13 @@ def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int =
                 if sum(x[i] for i in landmark) < used[c] - SLACK:
                     yield tuple(sorted(landmark)), c
                 now[landmark] = 1.0
-                found = True
-        if not found:
+                violated = True
+        if not violated:
             return
 
 
 def reached(pipes: csr_array, source: int) -> np.ndarray:
-    """Whether each vertex can be reached from the source through what capacity is left."""
+    """Return for each vertex whether it can be reached from the source through the remaining capacity."""
     from scipy.sparse.csgraph import breadth_first_order
 
     pipes.data = np.maximum(pipes.data, 0)
@@ -97,7 +97,7 @@ def reached(pipes: csr_array, source: int) -> np.ndarray:
 
 
 def find_landmark(graph: IndexedGraph, before: np.ndarray, least: Sequence[int], c: int) -> list[int]:
-    """The landmark of class c at a cut: the nodes into the classes beyond it that have no child beyond it."""
+    """Return the landmark of class c at a cut: the nodes into the classes beyond it that have no child beyond it."""
     zone, queue = {c}, [c]
     for d in queue:
         for i in graph.members[d]:
@@ -108,7 +108,7 @@ def find_landmark(graph: IndexedGraph, before: np.ndarray, least: Sequence[int],
 
 
 def cycles(graph: IndexedGraph, nodes: Sequence[int]) -> list[CuttingPlane]:
-    """Landmarks that the chosen nodes leave out; none if they derive all roots."""
+    """Return landmarks that the chosen nodes leave out; empty if they derive all roots."""
     have = graph.derive(nodes)
     chosen: dict[int, list[int]] = {}
     for i in nodes:

@@ -11,12 +11,11 @@ from rewrites.extraction.solve import extract
 
 def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4,
           **options: Any) -> list[Extraction]:
-    """Undominated programs, quickest first: for each budget of squared error the quickest program, the smallest, and
-    the quickest within `memories` - 1 memory budgets between the two. `options` are those of extract.
+    """Return undominated programs, quickest first: for each budget of squared error the quickest program, the smallest,
+    and the quickest within `memories` - 1 memory budgets between the two. `options` are those of extract.
 
-    Raises Infeasible if no error budget can be met.
-    """
-    found: list[Extraction] = []
+    Raises Infeasible if no error budget can be met."""
+    points: list[Extraction] = []
     for error in errors:
         try:
             quickest = extract(problem, error=error, **options)
@@ -25,15 +24,15 @@ def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: 
         least = extract(problem, error=error, **{**options, "weights": (0, 1, 0)}).memory
         step = (quickest.memory - least) / memories
         budgets = [least + j * step for j in range(memories)] if step > 1e-9 * quickest.memory else []
-        found.append(quickest)
-        found += [extract(problem, error=error, memory=budget, **options) for budget in budgets]
-    if not found:
+        points.append(quickest)
+        points += [extract(problem, error=error, memory=budget, **options) for budget in budgets]
+    if not points:
         raise Infeasible(f"no program meets any of the squared errors {list(errors)}")
-    return undominated(found)
+    return undominated(points)
 
 
 def undominated(points: Iterable[Extraction]) -> list[Extraction]:
-    """The points that no other equals or betters in time, memory and error."""
+    """Return the points that no other equals or betters in time, memory and error."""
     out: list[Extraction] = []
     for p in sorted(points, key=lambda p: (p.time, p.memory, p.error)):
         if not any(o.time <= p.time and o.memory <= p.memory and o.error <= p.error for o in out):

@@ -1,8 +1,7 @@
 """The 0/1 program: a variable for each node, order variables inside strongly connected components alone, and cuts.
 
-All rows are coverings, low <= row . x: choosing more nodes than needed is allowed and never pays. That a class has one
-node at most is said to the integer solver alone, which finds cliques in it.
-"""
+All rows are coverings, low <= row . x: choosing more nodes than needed is allowed and never pays. Only the integer
+solver gets the rows that a class has one node at most, since it finds cliques in them."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -17,20 +16,21 @@ from rewrites.extraction.indexed import IndexedGraph, components
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-INTERIOR_NODES = 500                            # nodes from which on interior points are quicker than the simplex
-RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is
-                                                # rested
+INTERIOR_NODES = 500                            # fewest nodes for which interior points beat the simplex
+RESTING, PATIENCE = -1, 5                       # age of a row that is not in use; age above which a slack row is rested
 
 
 class Answer(NamedTuple):
-    """What the solver says: chosen nodes (None: no solution found), a proved lower bound, and whether it finished."""
+    """The answer of the solver: chosen nodes (None: no solution found), a proved lower bound, and whether it
+    finished."""
     nodes: list[int] | None
     bound: float
     finished: bool
 
 
 class Relaxation(NamedTuple):
-    """An optimal solution of the linear relaxation, its value, and what choosing each node would add to it at least."""
+    """An optimal solution of the linear relaxation, its value, and a lower bound of the increase for choosing each
+    node."""
     x: np.ndarray
     value: float
     spare: np.ndarray
@@ -39,10 +39,8 @@ class Relaxation(NamedTuple):
 class CoveringProgram:
     """The covering program of a graph, solved by HiGHS.
 
-    Rows are kept in a pool. The relaxation works with those that have been violated lately, `age` counts for how many
-    of its solutions a row was slack (RESTING: it is not in use); the 0/1 program takes every row that is not a resting
-    cut.
-    """
+    Rows are stored in a pool. The relaxation uses those that were violated lately; `age` counts the solutions in which
+    a row was slack (RESTING: it is not in use). The 0/1 program takes every row that is not a resting cut."""
 
     def __init__(self, graph: IndexedGraph, budgets: Sequence[float] = ()) -> None:
         self.graph, self.budgets = graph, budgets
@@ -67,7 +65,7 @@ class CoveringProgram:
             self.add(dict.fromkeys(graph.members[c], 1.0), 1.0)
 
     def add(self, row: Mapping[int, float], low: float = 0.0, age: int = 0) -> None:
-        """Demand low <= row . x."""
+        """Require low <= row . x."""
         self.columns += row
         self.values += row.values()
         self.starts.append(len(self.columns))
@@ -75,7 +73,7 @@ class CoveringProgram:
         self.age.append(age)
 
     def cut(self, landmark: Iterable[int], c: int | None = None, age: int = 0) -> None:
-        """Demand one node of a landmark of the roots, or of class c as far as c is used."""
+        """Require one node of a landmark of the roots, or of class c as far as c is used."""
         row = dict.fromkeys(landmark, 1.0)
         if c is None or c in self.graph.roots:
             self.add(row, 1.0, age)
@@ -85,7 +83,7 @@ class CoveringProgram:
             self.add({i: float(v) for i, v in count.items() if v}, 0.0, age)
 
     def order(self) -> None:
-        """Order variables for the classes of cycles: a parent lies above the child it uses."""
+        """Add order variables for the classes of cycles: a parent is above the child it uses."""
         graph, n = self.graph, len(self.graph.cls)
         part = components(graph)
         size = Counter(part)
@@ -101,14 +99,14 @@ class CoveringProgram:
         self.extra = len(column)
 
     def matrix(self) -> csr_array:
-        """All rows of the pool."""
+        """Return all rows of the pool."""
         from scipy.sparse import csr_array
 
         return csr_array((self.values, self.columns, self.starts),
                          shape=(len(self.low), len(self.graph.cls) + self.extra))
 
     def within(self, rows: csr_array, low: np.ndarray) -> tuple[csr_array, np.ndarray]:
-        """The rows with those of the budgets, in units of the budget."""
+        """Return the rows with those of the budgets, in units of the budget."""
         from scipy.sparse import csr_array, vstack
 
         if not self.budgets:
@@ -120,8 +118,8 @@ class CoveringProgram:
                 np.r_[low, [-b / u for b, u in zip(self.budgets, units, strict=True)]])
 
     def relax(self, time_limit: float) -> Relaxation | None:
-        """The linear relaxation under the rows in use; None if time runs out, or would: interior points do not look at
-        the clock. Rows that were slack for long are rested."""
+        """Solve the linear relaxation under the rows in use; None if time runs out, or would: interior points do not
+        read the clock. Rows that were slack for long are rested."""
         from scipy.optimize import linprog
 
         use = np.array(self.age) >= 0
@@ -141,13 +139,14 @@ class CoveringProgram:
             older = self.age[row] + 1 if slack else 0
             self.age[row] = RESTING if older > PATIENCE else older
         n = len(self.graph.cls)
-        price = np.maximum(-result.ineqlin.marginals, 0.0)          # the bound holds whatever the solver's tolerances
+        price = np.maximum(-result.ineqlin.marginals, 0.0)          # the bound holds for any solver tolerances
         spare = cost - rows.T @ price
         value = price @ low + np.minimum(spare, 0.0).sum()
         return Relaxation(result.x[:n], value / self.scale, np.maximum(spare[:n], 0.0) / self.scale)
 
     def wake(self, x: np.ndarray) -> int:
-        """Use the resting rows that x violates most, half as many entries as are in use; how many rows."""
+        """Use the resting rows that x violates most, up to half as many entries as are in use; return the number of
+        rows."""
         resting, length = np.array(self.age) < 0, np.diff(self.starts)
         short = np.where(resting, np.array(self.low) - self.matrix()[:, :len(x)] @ x, 0.0)
         worst = np.argsort(-short)[:np.count_nonzero(short > 1e-3)]
@@ -158,7 +157,8 @@ class CoveringProgram:
         return len(worst)
 
     def solve(self, time_limit: float, gap: float) -> Answer:
-        """The 0/1 program itself; the chosen nodes of an answer may close cycles where there are no order variables."""
+        """Solve the 0/1 program itself; the chosen nodes of an answer may close cycles where there are no order
+        variables."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 

@@ -11,7 +11,7 @@ from rewrites.extraction.indexed import ClassChoice, IndexedGraph, bits, union
 
 
 def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[ClassChoice, list[float]]:
-    """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised
+    """Return the cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised
     Dijkstra)."""
     cls, users = graph.cls, graph.users
     missing, value = [len(kids) for kids in graph.kids], list(price)
@@ -33,11 +33,10 @@ def trees(graph: IndexedGraph, price: Sequence[float]) -> tuple[ClassChoice, lis
 
 
 def dag(graph: IndexedGraph, price: Sequence[float]) -> ClassChoice:
-    """Each class takes the node whose *set* of nodes below is cheapest: the usual greedy DAG extraction.
+    """Choose for each class the node whose *set* of nodes below is cheapest: the usual greedy DAG extraction.
 
-    A set costs no less than any set in it, so the cheapest node that is left settles its class, as among trees. Sets of
-    classes are integers, one bit a class.
-    """
+    A set costs no less than any set in it, so the cheapest remaining node settles its class, as among trees. Sets of
+    classes are integers, one bit a class."""
     missing, below, total = [len(kids) for kids in graph.kids], [0] * graph.classes, [0.0] * graph.classes
     paid, choice = np.zeros(graph.classes), ClassChoice()
     heap = sorted((price[i], i) for i, kids in enumerate(graph.kids) if not kids)
@@ -58,7 +57,7 @@ def dag(graph: IndexedGraph, price: Sequence[float]) -> ClassChoice:
 
 
 def sum_over(classes: int, paid: np.ndarray) -> float:
-    """The sum over a set of classes."""
+    """Return the sum over a set of classes."""
     if classes.bit_count() < 50:
         return float(sum(map(paid.item, bits(classes))))
     inside = np.frombuffer(classes.to_bytes(len(paid) // 8 + 1, "little"), dtype=np.uint8)

@@ -19,8 +19,7 @@ class IndexedGraph:
     """Nodes by index; class `cls[i]` needs one of its nodes, node i needs the classes `kids[i]`.
 
     The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes
-    of the original graph that are chosen when node i is: presolve merges classes into their parents.
-    """
+    of the original graph that are chosen when node i is: presolve merges classes into their parents."""
     cls: list[int]
     kids: list[frozenset[int]]
     cost: list[Criteria]
@@ -60,21 +59,21 @@ class IndexedGraph:
         return [cost[0] for cost in self.cost]
 
     def keep(self, nodes: Iterable[int]) -> IndexedGraph:
-        """A graph of these nodes alone."""
+        """Return a graph of these nodes alone."""
         nodes = list(nodes)
         return replace(self, cls=[self.cls[i] for i in nodes], kids=[self.kids[i] for i in nodes],
                        cost=[self.cost[i] for i in nodes], origin=[self.origin[i] for i in nodes])
 
     def total(self, nodes: Iterable[int]) -> Criteria:
-        """The criteria of a set of nodes."""
+        """Return the criteria of a set of nodes."""
         return tuple(map(sum, zip(*(self.cost[i] for i in nodes), strict=True))) or (0.0,) * len(self.cost[0])
 
     def walk(self, choice: Mapping[int, int]) -> list[int]:
-        """The chosen nodes that the roots need; a node that nothing needs is dropped."""
+        """Return the chosen nodes that the roots need; a node without a user is dropped."""
         return [choice[c] for c in self.below(self.roots, choice)]
 
     def reachable(self) -> set[int]:
-        """The classes that some choice needs for the roots."""
+        """Return the classes that some choice needs for the roots."""
         reached, queue = set(self.roots), list(self.roots)
         for c in queue:                         # grows while it is read
             more = {k for i in self.members[c] for k in self.kids[i]} - reached
@@ -83,7 +82,7 @@ class IndexedGraph:
         return reached
 
     def below(self, classes: Iterable[int], choice: Mapping[int, int]) -> list[int]:
-        """These classes, and all that their chosen nodes need."""
+        """Return these classes, and all classes that their chosen nodes need."""
         queue = list(dict.fromkeys(classes))
         seen = set(queue)
         for c in queue:                         # grows while it is read
@@ -94,7 +93,7 @@ class IndexedGraph:
         return queue
 
     def derive(self, nodes: Iterable[int]) -> ClassChoice:
-        """For each class that a set of nodes derives from nothing, the first of them to derive it: no cycles."""
+        """Return, for each class that a set of nodes derives from leaves, the first node to derive it: no cycles."""
         users: dict[int, list[int]] = defaultdict(list)
         missing: dict[int, int] = {}
         queue = []
@@ -116,7 +115,7 @@ class IndexedGraph:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The elements of a set of classes."""
+    """Yield the elements of a set of classes."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -124,7 +123,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def union(sets: Sequence[int], kids: frozenset[int]) -> int:
-    """The classes in any of the children's sets."""
+    """Return the classes in any of the children's sets."""
     out = 0
     for k in kids:
         out |= sets[k]
@@ -133,8 +132,8 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
 
 def index(problem: Problem, criteria: Sequence[Criteria],
           forbidden: Iterable[object]) -> tuple[IndexedGraph, list[Hashable]]:
-    """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover.
-    Forbidden nodes are left out, and those of infinite cost."""
+    """Return the graph of a problem and the name of each of its classes; a class without members cannot be covered.
+    Forbidden nodes, and those of infinite cost, are left out."""
     names: dict[Hashable, int] = {}
     banned = [node for node in forbidden]
 
@@ -150,7 +149,8 @@ def index(problem: Problem, criteria: Sequence[Criteria],
 
 
 def components(graph: IndexedGraph) -> list[int]:
-    """The strongly connected component of each class, numbered children first (Tarjan 1972, without recursion)."""
+    """Return the strongly connected component of each class, numbered children first (Tarjan 1972, without
+    recursion)."""
     below: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
         below[c] |= kids
@@ -189,7 +189,8 @@ def components(graph: IndexedGraph) -> list[int]:
 
 
 def find_components(graph: IndexedGraph) -> list[IndexedGraph]:
-    """The parts of a graph that share no class: independent problems, since every class without a user is a root."""
+    """Return the parts of a graph that share no class: independent problems, since every class without a user is a
+    root."""
     leader = list(range(graph.classes))
 
     def find(c: int) -> int:

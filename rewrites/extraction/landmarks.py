@@ -1,9 +1,9 @@
-"""Landmarks: sets of nodes of which every program uses one. They bound the cost, and cut the linear relaxation.
+"""Landmarks: sets of nodes, of which every program uses at least one. They bound the cost, and cut the linear
+relaxation.
 
-Extraction is delete-free planning: a class is a fact, a node an action that makes it from its children. A *zone* is a
+Extraction is delete-free planning: a class is a fact, a node an action that derives it from its children. A *zone* is a
 set of classes around a root; the first class of it to be derived takes a node without children in it, so those nodes
-are a landmark.
-"""
+are a landmark."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rewrites.extraction.indexed import IndexedGraph
 
 
 class LandmarkBound(NamedTuple):
-    """No program costs less than `value`, and none that uses node i less than `value + spare[i]`."""
+    """A bound: every program costs at least `value`, and every one that uses node i at least `value + spare[i]`."""
     value: float
     spare: list[float]
     landmarks: list[list[int]]
@@ -25,8 +25,7 @@ class LandmarkBound(NamedTuple):
 class Levels:
     """The level of a class: the least over its nodes of price + the *highest* child, kept true as prices fall (h-max).
 
-    Node n is the goal, its children are the roots; class `source` stands below the nodes without children.
-    """
+    Node n is the goal, its children are the roots; class `source` is below the nodes without children."""
 
     def __init__(self, graph: IndexedGraph, price: Sequence[float]) -> None:
         n, self.source, self.goal = len(graph.cls), graph.classes, graph.classes + 1
@@ -37,11 +36,11 @@ class Levels:
         for c in graph.roots:
             self.users[c].append(n)
         self.level = [inf] * (n + 2)
-        self.highest = [-1] * (n + 1)           # of each node, the child with the highest level
+        self.highest = [-1] * (n + 1)           # for each node, the child with the highest level
         missing = [len(kids) for kids in self.kids]
         self.level[self.source] = 0.0
         heap, done = [(0.0, self.source)], [False] * (self.goal + 1)
-        level, highest, cls, price = self.level, self.highest, self.cls, self.price     # this loop runs most of all
+        level, highest, cls, price = self.level, self.highest, self.cls, self.price     # for a hot loop
         while heap:
             _, c = heappop(heap)
             if not done[c]:
@@ -50,12 +49,12 @@ class Levels:
                     missing[i] -= 1
                     if not missing[i]:
                         highest[i] = c
-                        if (found := level[c] + price[i]) < level[cls[i]]:
-                            level[cls[i]] = found
-                            heappush(heap, (found, cls[i]))
+                        if (lowered := level[c] + price[i]) < level[cls[i]]:
+                            level[cls[i]] = lowered
+                            heappush(heap, (lowered, cls[i]))
 
     def lower(self, node: int, heap: list[tuple[float, int]]) -> None:
-        """Lower the class of a node to what the node gives it."""
+        """Lower the class of a node to the level that the node gives it."""
         level, c = self.level[self.highest[node]] + self.price[node], self.cls[node]
         if level < self.level[c]:
             self.level[c] = level
@@ -70,17 +69,16 @@ class Levels:
                 for i in self.users[c]:
                     if highest[i] == c:
                         highest[i] = top = max(kids[i], key=level.__getitem__) if len(kids[i]) > 1 else c
-                        if (found := level[top] + price[i]) < level[cls[i]]:
-                            level[cls[i]] = found
-                            heappush(heap, (found, cls[i]))
+                        if (lowered := level[top] + price[i]) < level[cls[i]]:
+                            level[cls[i]] = lowered
+                            heappush(heap, (lowered, cls[i]))
 
 
 class Zone:
     """A zone that grows from the goal, and its entrances: the nodes into it that have no child in it.
 
-    What has been paid for all entrances so far is one number, `offset`; `inside[i]` is the price of entrance i plus the
-    offset at which it came in.
-    """
+    The sum paid for all entrances so far is one number, `offset`; `inside[i]` is the price of entrance i plus the
+    offset at which it came in."""
 
     def __init__(self, levels: Levels, tiny: float) -> None:
         self.levels, self.tiny, self.offset = levels, tiny, 0.0
@@ -90,7 +88,8 @@ class Zone:
         self.touched: list[int] = []
 
     def grow(self, c: int) -> bool:
-        """Take in class c and all from which it follows at no price through highest children. False at the source."""
+        """Add class c and all classes from which it follows at no price through highest children. False at the
+        source."""
         levels, classes, inside, todo = self.levels, self.classes, self.inside, [c]
         source, users, members, kids = levels.source, levels.users, levels.members, levels.kids
         highest, price = levels.highest, levels.price
@@ -115,12 +114,12 @@ class Zone:
         return True
 
     def leave(self, i: int) -> None:
-        """Node i is no entrance any more: write down what is left of its price."""
+        """Remove entrance i, and store the rest of its price."""
         self.levels.price[i] = max(0.0, self.inside.pop(i) - self.offset)
         self.touched.append(i)
 
     def cheapest(self) -> int:
-        """The entrance with the lowest price."""
+        """Return the entrance with the lowest price."""
         while self.inside.get(self.heap[0][1]) != self.heap[0][0]:
             heappop(self.heap)
         return self.heap[0][1]
@@ -131,12 +130,11 @@ QUICK = 10 ** 9                                 # steps of the quickest bound
 
 def bound_by_landmarks(graph: IndexedGraph, price: Sequence[float], steps: int = 10, most: int = QUICK,
                        until: float = inf) -> LandmarkBound:
-    """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
+    """Return landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 
-    Levels are mended after `steps` payments: one is usually best and slow, very many are quick, so what is left to pay
-    at the time `until` is paid in many.
-    """
+    Levels are repaired after `steps` payments: one gives the best bound and is slow, very many are quick. At the time
+    `until` the rest is paid in many steps at once."""
     levels, value = Levels(graph, price), 0.0
     tiny = 1e-12 * max(price, default=0.0)
     landmarks: list[list[int]] = []
@@ -170,8 +168,8 @@ def bound_by_landmarks(graph: IndexedGraph, price: Sequence[float], steps: int =
 
 
 def detours(graph: IndexedGraph, spare: Sequence[float]) -> list[float]:
-    """What a program that uses node i pays at least at these prices: below i, for it, and on a way from it up to a
-    root."""
+    """Return the least cost at these prices of a program that uses node i: below i, for i itself, and on a way from it
+    up to a root."""
     levels = Levels(graph, spare)
     above = [inf] * graph.classes
     heap = [(0.0, c) for c in graph.roots]

@@ -1,10 +1,9 @@
 """Presolve: smaller problems with the same optimum.
 
 Read a solution as a *set of nodes from which every root can be derived*, children first: adding nodes never harms, so a
-node may be replaced by anything that derives its class at no more cost from what is below it. Sets of classes are
+node may be replaced by any node that derives its class at no more cost from the classes below it. Sets of classes are
 integers, one bit a class. `below(n)` are the classes in every program that uses node n (landmarks: Keyder, Richter,
-Helmert 2010).
-"""
+Helmert 2010)."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -21,10 +20,10 @@ from rewrites.extraction.indexed import IndexedGraph, bits, components, union
 
 
 def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | None:
-    """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost.
+    """Keep productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is
+    lost.
 
-    Classes are numbered anew, children mostly before parents.
-    """
+    Classes are numbered anew, children mostly before parents."""
     able = graph.keep(i for i, (c, kids, cost) in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))
                       if c not in kids and all(map(le, cost[1:], budgets)))
     derived = able.derive(range(len(able.cls)))
@@ -40,8 +39,8 @@ def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | 
 
 
 def needs(graph: IndexedGraph) -> list[int]:
-    """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
-    c."""
+    """Return for each class the classes of every program of it: the greatest solution of need(c) = c + meet of
+    below(n), n in c."""
     need = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, -1
     while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:       # upwards, again and again
@@ -58,7 +57,7 @@ def needs(graph: IndexedGraph) -> list[int]:
 
 
 def dominators(graph: IndexedGraph) -> list[int]:
-    """For each class the classes that lie on every path to it from a root, itself included."""
+    """Return for each class the classes on every path to it from a root, itself included."""
     over = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, graph.classes
     while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:      # downwards, again and again
@@ -76,14 +75,13 @@ def dominators(graph: IndexedGraph) -> list[int]:
 
 
 def acyclic(graph: IndexedGraph, need: Sequence[int], over: Sequence[int]) -> IndexedGraph:
-    """Without the nodes that need their own class or one that lies above it on every path: they only close cycles."""
+    """Drop the nodes that need their own class or one above it on every path: they only close cycles."""
     return graph.keep(i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
                       if not union(need, kids) & over[c])
 
 
 def implied(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
-    """Without children that another child needs anyway; a class that every program needs becomes a root, and no
-    child."""
+    """Drop children that another child needs anyway; a class that every program needs becomes a root, and no child."""
     roots = frozenset(bits(union(need, graph.roots)))
     part = components(graph)
     kids = []
@@ -96,23 +94,22 @@ def implied(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
 
 
 def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
-    """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
+    """Drop nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
 
-    What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
-    """
+    New derivations are cheapest trees, so the roots of those trees stay (or a node could help to replace itself)."""
     single = all(len(c) == 1 for c in graph.cost)
     choice, tree = greedy.trees(graph, graph.price) if single else ({}, [])
     keep: list[int] = []
     for c, nodes in enumerate(graph.members):
         often = Counter(k for i in nodes for k in graph.kids[i]) if len(nodes) > 1 else Counter()
-        filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # nodes that stay, each under its rarest child
+        filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # remaining nodes, each under its rarest child
         best: list[int] = []
         drawers = 0
         for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]), choice.get(c) != i)):
             kids, cost = graph.kids[i], graph.cost[i]
             below = union(need, kids)
             candidates, outside = chain(filed[-1], *(filed[k] for k in bits(below & drawers))), ~below
-            if any(not mask & outside and (single or all(map(le, graph.cost[o], cost)))     # they come by their costs
+            if any(not mask & outside and (single or all(map(le, graph.cost[o], cost)))     # sorted by their costs
                    for o, mask in candidates):
                 continue
             if single and choice.get(c) != i and is_rederivable(graph, best[:20], i, outside, tree):
@@ -126,29 +123,28 @@ def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
 
 
 def is_rederivable(graph: IndexedGraph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
-    """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
+    """True if one of the others, with the cheapest trees of its children among the classes `rest`, costs no more than
     `node`."""
     cost = graph.cost[node][0]
     if tree[graph.cls[node]] < cost: return True
     for other in others:
-        own, total = graph.cost[other][0], 0.0
+        price, total = graph.cost[other][0], 0.0
         for k in graph.kids[other]:
             if rest >> k & 1:
                 total += tree[k]
-                if own + total > cost: break                # and more is no less
-        if own + total <= cost: return True
+                if price + total > cost: break                # further children only add
+        if price + total <= cost: return True
     return False
 
 
 def merged(graph: IndexedGraph) -> IndexedGraph:
-    """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs
-    nothing."""
+    """Drop classes that can be written into their parents: the choice is one parent's alone, or sharing costs 0."""
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
     inside = [set(nodes) for nodes in graph.members]
     users = [set(nodes) for nodes in graph.users]
 
     def inlined(k: int) -> bool:
-        """Whether a class may go: that makes no more nodes, and what is chosen in it is paid for once."""
+        """True if a class may go: that adds no nodes, and its chosen node is paid for once."""
         above, below = len(users[k]), len(inside[k])
         if k in graph.roots or above * below > max(above + below, above * (below == 1)): return False
         return len({cls[n] for n in users[k]}) <= 1 or not any(any(cost[m]) for m in inside[k])
@@ -158,7 +154,7 @@ def merged(graph: IndexedGraph) -> IndexedGraph:
         for k in kids[node]: users[k].discard(node)
 
     def add(parent: int, child: int, k: int) -> None:
-        """A node that is two in one."""
+        """Add a node that merges parent and child."""
         inside[cls[parent]].add(node := len(cls))
         cls.append(cls[parent])
         kids.append(kids[parent] - {k} | kids[child])
@@ -175,7 +171,7 @@ def merged(graph: IndexedGraph) -> IndexedGraph:
 
 
 def presolve(graph: IndexedGraph, budgets: Sequence[float] = (), until: float = inf) -> IndexedGraph | None:
-    """All reductions, again as long as they take away one part in a hundred; None if no program covers the roots."""
+    """Apply all reductions, again while they remove one part in a hundred; None if no program covers the roots."""
     small, before = prune(graph, budgets), inf
     while small is not None and (size := len(small.cls) + sum(map(len, small.kids))) < 0.99 * before:
         before = size

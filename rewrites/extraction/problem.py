@@ -1,8 +1,7 @@
-"""An extraction problem as plain data: nodes in classes, their children classes, three costs; and what an answer is.
+"""An extraction problem as plain data: nodes in classes, their children classes, three costs; and its answer.
 
 A *program* picks one node for each class that is needed, from the roots down, without a cycle. Shared work counts once:
-the cost of a program is the sum over its distinct nodes.
-"""
+the cost of a program is the sum over its distinct nodes."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,12 +11,12 @@ from typing import NamedTuple
 
 
 class Infeasible(ValueError):
-    """No program covers the roots within the budgets; the message says which of the two fails."""
+    """No program covers the roots within the budgets; the message names the one of the two that fails."""
 
 
 class Node(NamedTuple):
-    """One member of a class. Costs are not negative, infinite where it is no choice; `error` is a *squared* error, so
-    that it adds."""
+    """One member of a class. Costs are not negative, and infinite for a node that may not be chosen; `error` is a
+    *squared* error, so that it adds."""
     cls: Hashable
     children: tuple[Hashable, ...]
     time: float = 0.0
@@ -45,7 +44,7 @@ class Extraction:
     gap: float                                  # (cost - bound) / cost
     greedy: float                               # cost of the greedy DAG incumbent; inf where greedy meets no budget
     seconds: float
-    optimal: bool                               # gap <= the gap that was asked for
+    optimal: bool                               # gap <= the requested gap
 
     def __str__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap:.2%}"
@@ -55,8 +54,8 @@ class Extraction:
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise ValueError for a cost that is negative or not a number, an optimum would be meaningless, and for no root at
-    all. An infinite cost says that a node is no choice."""
+    """Raise ValueError for a cost that is negative or not a number, since an optimum would be meaningless, and for a
+    problem without roots. An infinite cost excludes a node."""
     if not problem.roots:
         raise ValueError("the problem has no root class: name the classes that a program must cover")
     for node in problem.nodes:
@@ -68,7 +67,8 @@ def check_problem(problem: Problem) -> None:
 
 
 def order(choice: Mapping[Hashable, Node], roots: Sequence[Hashable]) -> tuple[Node, ...]:
-    """The nodes of `choice` that the roots need, children first. Raises ValueError on a cycle or an uncovered class."""
+    """Return the nodes of `choice` that the roots need, children first. Raises ValueError on a cycle or an uncovered
+    class."""
     done: dict[Hashable, bool] = {}
     out: list[Node] = []
     todo = [(root, False) for root in reversed(roots)]

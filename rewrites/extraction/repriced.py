@@ -1,5 +1,5 @@
-"""A problem that is asked at many prices: what no price changes is presolved once, and what is known bounds the search
-from its start."""
+"""A problem that is solved at many prices: the presolve that does not depend on prices is done once, and known programs
+bound the search from its start."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,19 +16,18 @@ from rewrites.extraction.solve import choose_nodes, find_leaves, solve
 
 
 class PricedProgram(NamedTuple):
-    """The cheapest program at some prices, children first; empty where none is cheaper than what was known. No program
-    costs less than `bound`."""
+    """The cheapest program at some prices, children first; empty if none is cheaper than the known one. Every program
+    costs at least `bound`."""
 
     nodes: tuple[Node, ...]
     bound: float
 
 
 class Repriced:
-    """The programs of a problem, of which each node takes so much of some criteria, at any prices of these that are not
-    negative. Nodes go where others of their class take no more of anything.
+    """The programs of a problem whose nodes have costs in several criteria, at any prices of these that are not
+    negative. A node is dropped where another of its class costs no more in any criterion.
 
-    Raises ValueError for a cost of the problem that is negative or not a number.
-    """
+    Raises ValueError for a cost of the problem that is negative or not a number."""
 
     def __init__(self, problem: Problem, criteria: Sequence[Criteria],
                  families: Callable[[Hashable], Iterable[str]] | None = None) -> None:
@@ -40,11 +39,10 @@ class Repriced:
 
     def cheapest(self, prices: Sequence[float], most: float = inf, known: float = inf, time_limit: float = 10.0,
                  gap: float = 1e-6) -> PricedProgram:
-        """The cheapest program where no node adds a squared error over `most`; none that costs `known` or more is
-        looked for.
+        """Return the cheapest program where no node adds a squared error over `most`; programs that cost `known` or
+        more are not searched for.
 
-        Raises Infeasible where there is no program at all.
-        """
+        Raises Infeasible if there is no program at all."""
         until = perf_counter() + time_limit
         graph = self.graph and prune(self.graph.keep(i for i, worst in enumerate(self.worst) if worst <= most))
         if graph is None:

@@ -10,17 +10,15 @@ from formats.core.errors import InputError
 from formats.disk.files import MAX_TEXT_BYTES, read_json
 from rewrites.extraction.problem import Node, Problem
 
-COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant
-                                                           # by none
+COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # fields of a node's time, memory, squared error; defaults
 
 
 def from_json(data: object, where: str = "the graph") -> Problem:
-    """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node,
-    and stands for the class of that node. `memory` and `error` are read where they are given. What costs Infinity is no
-    choice.
+    """Read a problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a
+    node, and means the class of that node. `memory` and `error` are optional. A node that costs Infinity may not be
+    chosen.
 
-    Raises InputError naming the place and what is wrong there.
-    """
+    Raises InputError naming the place and the fault there."""
     nodes, roots = (part(data, name, kind, where) for name, kind in (("nodes", dict), ("root_eclasses", list)))
     classes = {name: part(node, "eclass", str, f"{where}: node {name!r:.80}") for name, node in nodes.items()}
     out = []
@@ -41,27 +39,27 @@ def from_json(data: object, where: str = "the graph") -> Problem:
 
 
 def part(data: object, name: str, kind: type, where: str) -> Any:
-    """A field of a kind; InputError if it is not there."""
-    found = data.get(name) if isinstance(data, dict) else None
-    if not isinstance(found, kind):
+    """Return a field of a kind. Raises InputError if it is not there."""
+    value = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(value, kind):
         kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
-        wrong = "is missing" if found is None else f"is {str(found)[:40]!r}"
+        wrong = "is missing" if value is None else f"is {str(value)[:40]!r}"
         raise InputError(f"{where} is no egraph-serialize JSON: {name!r} {wrong}, must be {kinds[kind]}")
-    return found
+    return value
 
 
 def parse_cost(value: object, place: str) -> float:
-    """A cost; InputError if it is none."""
+    """Return a cost. Raises InputError for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise InputError(f"{place} is {str(value)[:40]!r}, must be a number that is not negative")
     return float(value)
 
 
 def to_json(problem: Problem) -> dict[str, object]:
-    """The egraph-serialize JSON of a problem; classes and labels are written as text.
+    """Return the egraph-serialize JSON of a problem; classes and labels are written as text.
 
-    Raises ValueError for a child class without a node, which the format cannot say, and for classes with the same text.
-    """
+    Raises ValueError for a child class without a node, which the format cannot express, and for classes with the same
+    text."""
     first: dict[Hashable, str] = {}
     names = []
     for i, node in enumerate(problem.nodes):

@@ -16,7 +16,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
             weights: tuple[float, float, float] = (1, 0, 0),
             families: Callable[[Hashable], Iterable[str]] | None = None,
             time_limit: float = 10.0, gap: float = 1e-6, forbidden: Iterable[Node] = ()) -> Extraction:
-    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the
+    """Return the cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the
     budgets.
 
     `memory` and `error` (squared) bound the sums over the chosen nodes; None is no budget. `families` names, for a
@@ -24,8 +24,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     `time_limit` seconds the best program so far is returned with its proved bound. `forbidden` nodes are left out.
 
     Raises Infeasible if no program exists, TimeoutError if none that fits was found in time, ValueError for a cost that
-    is negative or not a number.
-    """
+    is negative or not a number."""
     start = perf_counter()
     check_problem(problem)
     budgets = [b for b in (memory, error) if b is not None]
@@ -47,15 +46,15 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
 
 
 def find_leaves(problem: Problem, families: Callable[[Hashable], Iterable[str]] | None) -> dict[int, tuple[str, ...]]:
-    """The weight leaves that the class of each node is derived from, where there are any."""
+    """Return the weight leaves that the class of each node is derived from, where there are any."""
     return {} if families is None else {
         i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
 
 
 def solve(graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float,
           families: Mapping[int, Collection[str]], known: float = inf) -> Found:
-    """The best program of a pruned graph. Where another one of cost `known` is there, one that costs no less may be
-    returned, and the bound is of the cheaper of the two."""
+    """Return the best program of a pruned graph. If another program costs `known`, one that costs no less may be
+    returned, and the bound holds for the cheaper of the two."""
     first = solve_greedy(graph, budgets) if known == inf else Found([], inf, 0.0, inf)
     floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
     graph = drop_costlier(graph, floor, min(first.cost, known))
@@ -67,13 +66,13 @@ def solve(graph: IndexedGraph, budgets: Sequence[float], until: float, gap: floa
 
 
 def measure(problem: Problem, weights: tuple[float, float, float], memory: bool, error: bool) -> list[Criteria]:
-    """What each node costs, and what it takes of the budgets that there are."""
+    """Return the cost of each node, and its use of each budget."""
     return [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error, *[n.memory] * memory,
              *[n.error] * error) for n in problem.nodes]
 
 
 def drop_costlier(graph: IndexedGraph, floor: landmarks.LandmarkBound, cost: float) -> IndexedGraph:
-    """Without the nodes that no program below a cost uses."""
+    """Drop the nodes that no program below a cost uses."""
     if cost == inf: return graph
     detours = landmarks.detours(graph, floor.spare)
     return graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < cost)
@@ -81,25 +80,27 @@ def drop_costlier(graph: IndexedGraph, floor: landmarks.LandmarkBound, cost: flo
 
 def choose_nodes(problem: Problem, whole: IndexedGraph, names: Sequence[Hashable],
            chosen: Iterable[int]) -> dict[Hashable, Node]:
-    """The node of each class that is derived from chosen nodes."""
+    """Return the node of each class that is derived from chosen nodes."""
     position = {origin: i for i, (origin,) in enumerate(whole.origin)}
     derived = whole.derive(position[origin] for origin in chosen)
     return {names[c]: problem.nodes[whole.origin[i][0]] for c, i in derived.items()}
 
 
 def solve_greedy(graph: IndexedGraph, budgets: Sequence[float]) -> Found:
-    """The better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if not."""
-    found = Found([], inf, 0.0, inf)
+    """Return the better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if
+    not."""
+    best = Found([], inf, 0.0, inf)
     for choice in (greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]):
         nodes = graph.walk(choice)
         cost, *spent = graph.total(nodes)
-        if cost < found.cost and all(s <= b for s, b in zip(spent, budgets, strict=True)):
-            found = Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
-    return found
+        if cost < best.cost and all(s <= b for s, b in zip(spent, budgets, strict=True)):
+            best = Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
+    return best
 
 
 def uncovered(problem: Problem, memory: float | None, error: float | None, forbidden: Iterable[Node]) -> Infeasible:
-    """Why no program covers the roots: a class without members, only cycles, or nodes that are over a budget alone."""
+    """Return the error with the reason why no program covers the roots: a class without members, only cycles, or nodes
+    that are over a budget alone."""
     whole, names = index(problem, [()] * len(problem.nodes), forbidden)
     have = whole.derive(range(len(whole.cls)))
     missing = [names[c] for c in whole.roots if c not in have]

@@ -1,6 +1,6 @@
 """The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, largest, ring,
-spaces); what is known of classes (facts); which kernel computes which term (kernel_law, implementation, epilogues).
-Rulesets are tuples that add."""
+spaces); facts of classes (facts); implementation laws, from terms to kernels (kernel_law, implementation, epilogues).
+Rulesets are tuples, joined by +."""
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
@@ -10,12 +10,12 @@ from rewrites.laws.law import Law
 EXACT_GROUPS = ((ring, ring.RING_LAWS), (attention, attention.ATTENTION_LAWS), (joining, joining.JOINING_LAWS),
                 (spaces, spaces.SPACE_LAWS), (largest, largest.ROUTING_LAWS))          # each with its module
 EXACT_LAWS = tuple(law for _, laws in EXACT_GROUPS for law in laws)
-SHIPPED = frozenset(law.name for law in EXACT_LAWS)           # names: each other law is a user's
-CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # of columns; no search has them
+SHIPPED = frozenset(law.name for law in EXACT_LAWS)           # names of shipped laws: any other law is a user's
+CHOOSING_LAWS = choosing.CHOOSING_LAWS                      # laws of chosen columns; no search uses them
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
-    """The laws but those; InputError names one that there is not."""
+    """Return the laws except those named. Raises InputError for an unknown name."""
     known = {law.name for law in laws}
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"--without {unknown[0]}: no such law; {suggest_name(unknown[0], known)}there are "

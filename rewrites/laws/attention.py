@@ -1,4 +1,4 @@
-"""Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
+"""Laws of generalised products; attention is one, over softmax. No law here depends on a whole attention."""
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean
@@ -68,7 +68,7 @@ def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invari
 @law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1",
      without=(dict(t=scores[h]), dict(M=over)))
 def shift_biased(s: scores[h], t: level[h], b: distances[h], v: value[h, n], M: over[shift_invariant], P: where):
-    """What is added to a whole row drops before a bias by distance, too."""
+    """A number that is added to a whole row drops before a bias by distance, too."""
     return product((s + t) + b, v, M, P), product(s + b, v, M, P)
 
 
@@ -139,7 +139,7 @@ def total_shift(x: value[h, q], c: constant[h, q], A: matrix[h * q, p], H: count
     return (x @ B + c @ B) @ total, (x @ B) @ total + (c @ B) @ total
 
 
-table = replace(array, facts=("act",))                      # numbers of the input; what is stored is folded otherwise
+table = replace(array, facts=("act",))                      # numbers of the input; stored values fold otherwise
 summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is not stored
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 

@@ -1,5 +1,5 @@
-"""Columns that are chosen, `x @ P` with one 1 in each column of P, pass whatever treats columns alike. They lead from
-a weight with rows of zeros to smaller weights before it (rewrites/approximate/structured.py); the search has no use for
+"""Chosen columns, `x @ P` with one 1 in each column of P, pass every operator that treats columns alike. They lead from
+a weight with rows of zeros to smaller weights before it (rewrites/approximate/structured.py). The search has no use for
 them, as it never widens a value."""
 from rewrites.laws.law import choice, collect, entrywise, law, matrix, n, p, value
 

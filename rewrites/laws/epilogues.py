@@ -1,6 +1,6 @@
-"""Kernels with an epilogue: a head, what the kernel starts with, then stages over the rows that it gives. A stage is
-declared once, by a function of the rows y and its operands; a chain of stages behind a head is an implementation, made
-when a graph is found to hold it (rewrites/lowering/kernel_matches.py)."""
+"""Kernels with an epilogue: a head, which the kernel starts with, then stages over the rows that the head computes. A
+stage is declared once, by a function of the rows y and its operands. A chain of stages behind a head is an
+implementation, built when a graph contains it (rewrites/lowering/kernel_matches.py)."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache, reduce
@@ -13,15 +13,15 @@ from opmatrix.runtime.kernels import KERNELS
 from rewrites.laws.kernel_law import Implementation, declared
 from rewrites.laws.law import Sort, constant, entrywise, h, k, matrix, n, p, q, scalar, value, varying
 
-FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, as kernels come to them
+FIELDS = [field for stage in FUSED for field in stage.operands]       # operands of epilogues, in the order of kernels
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
-StageRows = varying[p]                                           # what a stage is applied to, in one head or several
+StageRows = varying[p]                                           # rows before a stage, in one head or several
 
-# formulas that are asked for again wherever a kernel may end in them
-MADE_NORM, MADE_RMS = (lru_cache(64, typed=True)(each) for each in (layernorm, rmsnorm))
+# formulas that are built for every kernel that may end in them
+MADE_NORM, MADE_RMS = (lru_cache(64, typed=True)(formula) for formula in (layernorm, rmsnorm))
 
 
-# What may follow in the same pass over a row.
+# Stages that may follow in the same pass over a row.
 def bias(rows: StageRows, bias: constant[p]): return rows + bias
 def activate(rows: StageRows, activation: entrywise[p]): return rows @ activation
 def times(rows: StageRows, times: value[p]): return rows * times
@@ -33,7 +33,7 @@ def affine(rows: StageRows, gain: constant[p], shift: constant[p]): return rows 
 
 
 def stage(body: Callable[..., Operator]) -> Implementation:
-    """What kernels of heads make of their rows by one more function: those that have its operands."""
+    """Return the implementation of one more function of a head's rows, for the kernels that have its operands."""
     sorts = dict(body.__annotations__)
     kernels = [name for name in dict.fromkeys(head.named[0] for head in HEADS)
                if sorts.keys() - {"rows"} <= KERNELS[name].operands.keys() | KERNELS[name].attributes.keys()]
@@ -42,7 +42,7 @@ def stage(body: Callable[..., Operator]) -> Implementation:
 
 
 def table_rows(count: int) -> Implementation:
-    """The sum of one row of each of so many tables."""
+    """Return the implementation of the sum of one row from each of `count` tables."""
     sizes = (n, q, k)[:count]
     fields = {f"field{i}": selection[size] for i, size in enumerate(sizes)}
     tables = {f"table{i}": matrix[size, p] for i, size in enumerate(sizes)}
@@ -53,7 +53,7 @@ def table_rows(count: int) -> Implementation:
                           {"fields": lambda at: ",".join(map(at.field, fields))}, count == 1)
 
 
-# Products of a plain value and of heads that are joined again, tables; rows as they are, and those of heads.
+# Heads: products of a plain value, and of heads that are joined again, tables; plain rows, and rows of heads.
 ITSELF = Implementation("itself", "pointwise", lambda x: x, dict(x=value[p]))
 HEADS = (
     Implementation("linear", "linear", lambda x, weight: x @ weight, dict(x=value[n], weight=matrix[n, p]), {}, True),
@@ -64,41 +64,42 @@ HEADS = (
 
 
 STAGES = tuple(map(stage, (bias, activate, times, residual, norm, rms, gained, affine)))
-if unlawful := [each.__name__ for each in FUSED
-                if not any(each.operands.keys() & stage.variables.keys() for stage in STAGES)]:
+if unlawful := [fused.__name__ for fused in FUSED
+                if not any(fused.operands.keys() & stage.variables.keys() for stage in STAGES)]:
     raise TypeError(f"stage {unlawful[0]}: rewrites/laws/epilogues.py has no law for it, a function of its operands")
 NORM_STAGES = (norm, affine), (rms, gained)                       # operators of models
 
 
 @cache
 def precedes(first: Implementation, second: Implementation) -> bool:
-    """Whether a kernel may run one stage before another: in the order of epilogues, where a residual may come before a
-    bias, as sums commute."""
-    one, other = (min(FIELDS.index(name) for name in each.variables if name != "rows") for each in (first, second))
+    """True if a kernel may run one stage before another: in the order of epilogues, except that a residual may come
+    before a bias, as sums commute."""
+    one, other = (min(FIELDS.index(name) for name in step.variables if name != "rows") for step in (first, second))
     return one < other or (first.body, second.body) == (residual, bias)
 
 
 @cache
 def chain_stages(head: Implementation, *stages: Implementation) -> Implementation | None:
-    """The implementation of these stages behind a head; none where its kernel cannot do them, or does nothing."""
+    """Return the implementation of these stages behind a head; None if its kernel lacks one of them, or the chain is
+    empty."""
     bare = head.pattern.kind.name == "symbol"
-    if not all(head.named[0] in each.named for each in stages) or (bare and not stages): return None
+    if not all(head.named[0] in step.named for step in stages) or (bare and not stages): return None
 
     def body(**operands: object) -> Operator:
         rows = head.over({name: operands[name] for name in head.variables})
-        for each in stages: rows = each.over({name: (operands | {"rows": rows})[name] for name in each.variables})
+        for step in stages: rows = step.over({name: (operands | {"rows": rows})[name] for name in step.variables})
         return rows
-    sorts = {name: sort for each in stages for name, sort in each.variables.items()}
-    bodies = tuple(each.body for each in stages)
-    return replace(head, name="".join(each.name for each in (head, *stages)).removeprefix("itself_"), body=body,
+    sorts = {name: sort for step in stages for name, sort in step.variables.items()}
+    bodies = tuple(step.body for step in stages)
+    return replace(head, name="".join(step.name for step in (head, *stages)).removeprefix("itself_"), body=body,
                    variables=head.variables | {name: sorts[name] for name in FIELDS if name in sorts},
-                   attributes=reduce(or_, (each.attributes for each in stages), head.attributes),
+                   attributes=reduce(or_, (step.attributes for step in stages), head.attributes),
                    single=head.single if not stages else bare and (
                        len(stages) == 1 or (head is ITSELF and bodies in NORM_STAGES)))
 
 
 def epilogues(after: tuple[Implementation, ...] = ()) -> Iterator[tuple[Implementation, ...]]:
-    """Every chain of stages that ends with these."""
+    """Yield every chain of stages that ends with these."""
     yield after
-    for each in STAGES:
-        if all(precedes(each, other) for other in after): yield from epilogues((each, *after))
+    for step in STAGES:
+        if all(precedes(step, other) for other in after): yield from epilogues((step, *after))

@@ -1,11 +1,11 @@
-"""Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds
-declare (opmatrix/algebra/nodes.py, properties.py): each predicate is asked what is the least that its operands must
-be, and that is a rule. Facts describe a value, so they pass through an approximation from its original, never from its
-replacement.
+"""Class facts: properties of the value that a class denotes, as egglog rules. Kinds declare them
+(opmatrix/algebra/nodes.py, properties.py). Each predicate is tried on operands to find the least facts from which it
+follows, and these are a rule. Facts describe a value, so they pass through an approximation from its original, never
+from its replacement.
 
-Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
-of the batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance,
-`imported` is part of the term that a graph begins with."""
+Other facts only direct laws and kernels and make no law true: `act` depends on the input, `given` is a field of the
+batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance, `imported` is
+part of the term that a graph begins with."""
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
@@ -18,12 +18,12 @@ from rewrites.laws.law import FLAGS, OF_MONOID
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
 DIRECTING = "act", "given", "turning", "distant", "imported"
-# kernels and markers ask for these
+# properties that kernels and markers always need
 ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"
 
 
 class Asked(Operator):
-    """Stands for an operand: it has the properties that are known of it, and notes what else is asked."""
+    """A placeholder for an operand: it has the properties in `known`, and records the others that are read."""
 
     def __new__(cls, *about: object) -> "Asked":
         return object.__new__(cls)
@@ -40,7 +40,8 @@ class Asked(Operator):
 
 
 class AskedFlags:
-    """Stands for an attribute: the same of the flags of a monoid. What else an attribute says, a template knows."""
+    """A placeholder for an attribute: it has the flags of a monoid in `known`, and records the others that are read.
+    All else about an attribute is in the template."""
 
     def __init__(self, name: str, known: Known, asked: set[tuple[str, str]]) -> None:
         self.name, self.known, self.asked = name, known, asked
@@ -54,7 +55,8 @@ class AskedFlags:
 
 
 def name_flag(flag: str) -> str:
-    """What a flag of an attribute is called in a graph, where a property may have its name."""
+    """Return the name of a flag of an attribute in a graph, which differs from the flag where a property may have its
+    name."""
     return flag if flag in FLAGS else flag + OF_MONOID
 
 
@@ -63,41 +65,41 @@ def variables(kind: Kind) -> list[str]:
 
 
 def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
-    """Every least set of facts about the arguments of a kind from which a predicate of them follows. Predicates never
-    become false by what is known beside, so what is asked on the way leads to all of them."""
-    found, todo = list[Known](), [Known()]
-    for known in todo:                                      # it grows meanwhile, from smaller sets to larger ones
-        if any(least <= known for least in found):
+    """Return every least set of facts about the arguments of a kind from which a predicate of them follows. More facts
+    never make a predicate false, so the facts that it reads lead to all such sets."""
+    least_sets, todo = list[Known](), [Known()]
+    for known in todo:                                      # the list grows in the loop, from smaller sets to larger
+        if any(least <= known for least in least_sets):
             continue
         asked: set[tuple[str, str]] = set()
         arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked)
                      for k, name in enumerate(variables(kind))]
         if predicate(*arguments):
-            found.append(known)
+            least_sets.append(known)
         else:
             todo += [known | {one} for one in sorted(asked - known) if known | {one} not in todo]
-    return found
+    return least_sets
 
 
 def derive_facts() -> tuple[tuple[str, Known, str], ...]:
-    """A node's text, what must be known of its arguments, and the fact that follows: of every kind and property there
-    are."""
+    """Return a node's text, the facts required of its arguments, and the fact that follows: for every kind and
+    property."""
     return derived_of(tuple(KINDS.values()), tuple(PROPERTIES))
 
 
 @cache
 def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tuple[str, Known, str], ...]:
-    found = list[tuple[str, Known, str]]()
+    derived = list[tuple[str, Known, str]]()
     for kind in kinds:
         node = f"(K_{' '.join([kind.name, *variables(kind)])})"
-        found += [(node, known, name) for name in properties if name in kind.properties
+        derived += [(node, known, name) for name in properties if name in kind.properties
                   for known in premises(kind, kind.properties[name])]
-        found += [(node, Known({(child, "act")}), "act") for child in variables(kind)[:kind.at_x]]
-    return tuple(found)
+        derived += [(node, Known({(child, "act")}), "act") for child in variables(kind)[:kind.at_x]]
+    return tuple(derived)
 
 
 def flags() -> tuple[str, ...]:
-    """The flags of attributes that laws and properties ask for."""
+    """Return the flags of attributes that laws and properties require."""
     asked = {flag for _, known, _ in derive_facts() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
     return *FLAGS, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
 
@@ -106,14 +108,12 @@ def rule(premises: list[str], facts: list[str]) -> str:
     return f"(rule ({' '.join(premises)}) ({' '.join(facts)}) :ruleset facts)"
 
 
-# Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it
-# multiplies. What is
-# read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries,
-# rotations,
-# a norm and its gain; what is appended to a cache. Biases are joined with their products, so that one kernel adds them.
-# Where the rows
-# of queries were picked early, keys and values are left. What is joined gives so many columns whatever it is given, or
-# nothing could be cut from the product again: -I does not.
+# Products that are read together, stated on the consumers: queries and keys, then both and values; a gate and its
+# factor. A value that is read comes from a product by operators that act on each row and within the columns of a head:
+# copies for groups of queries, rotations, a norm and its gain; or it is appended to a cache. Biases are joined with
+# their products, so that one kernel adds them. Where the rows of queries were picked early, only keys and values are
+# joined. A joined matrix has a fixed number of columns, or its part could not be cut from the product again: -I has
+# none.
 MARKERS = """
 (relation reads (Op Op Op))
 (relation gates (Op Op))
@@ -171,7 +171,7 @@ MARKERS = """
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
        (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
-# Sizes of values, where a law asks for equal ones: of imported terms, and of what is made of them entry by entry.
+# Sizes of values, where a law requires equal ones: of imported terms, and of entrywise functions of them.
 SIZE_FACTS = ("(function sized_as (Op) String :merge old)", f"(relation {SAME_SIZE} (Op Op))")
 SIZE_RULES = (
     "(rule ((= e (K_compose a f)) (entrywise f) (= s (sized_as a))) ((set (sized_as e) s)) :ruleset facts)",
@@ -179,31 +179,31 @@ SIZE_RULES = (
       for kind in ("add", "mul")),
     f"(rule ((= s (sized_as a)) (= s (sized_as b))) (({SAME_SIZE} a b)) :ruleset facts)")
 MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}   # operands
-MADE = frozenset({"joined"})                                 # kinds of nodes that markers make
-KIND = re.compile(r"\(K_(\w+)")                               # in the text of a rule
+MADE = frozenset({"joined"})                                 # kinds of nodes that markers add
+KIND = re.compile(r"\(K_(\w+)")                               # a kind in the text of a rule
 
 
 def relations() -> list[str]:
-    """The declarations of all facts and flags."""
+    """Return the declarations of all facts and flags."""
     return [*SIZE_FACTS, *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
             *(f"(relation {name_flag(flag)} (String))" for flag in flags())]
 
 
 def needed(names: Iterable[str]) -> set[str]:
-    """These properties, those that markers ask for, and all from which they follow."""
+    """Return these properties, those that markers require, and all from which they follow."""
     asked = re.findall(r"\((\w+) ", MARKERS)
-    found, todo = set(DIRECTING), [name for name in (*ALWAYS, *asked, *names) if name in PROPERTIES]
+    wanted, todo = set(DIRECTING), [name for name in (*ALWAYS, *asked, *names) if name in PROPERTIES]
     while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
+        if (name := todo.pop()) not in wanted:
+            wanted.add(name)
             todo += PROPERTIES[name].implied
             todo += [one for _, known, what in derive_facts() if what == name for _, one in known if one in PROPERTIES]
-    return found
+    return wanted
 
 
 def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tuple[str, ...]:
-    """What follows, of every kind that is declared, or of those `among` them, for properties of these names and those
-    that are always asked for, and what marks them. What follows from the same is one rule."""
+    """Return the rules of facts and the markers, for every declared kind, or for the kinds in `among`. Covers the
+    properties of these names and the properties that are always needed. Facts with equal premises are one rule."""
     names = {*names}
     def matched(text: str) -> bool: return among is None or all(kind in among for kind in KIND.findall(text))
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
@@ -214,6 +214,6 @@ def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tup
     lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
              for (node, known), facts in together.items()]
     lines += [rule([f"({stronger} e)"], [f"({name} e)"])
-              for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
+              for name, declaration in PROPERTIES.items() if name in wanted for stronger in declaration.implied]
     lines += SIZE_RULES if SAME_SIZE in names else ()
     return *lines, *filter(matched, re.split(r"\n(?=\()", MARKERS.strip()))

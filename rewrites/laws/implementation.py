@@ -1,5 +1,5 @@
-"""Implementation laws: which kernel computes which term. The left side is the kernel's meaning, read by the float64
-oracle too; the right side is a kernel of the runtime with operands named as the variables are."""
+"""Implementation laws: the kernels that compute a term. The left side is the kernel's meaning, which the float64 oracle
+reads too; the right side is a kernel of the runtime with operands named as the variables are."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -56,9 +56,9 @@ from rewrites.laws.law import (
 
 def score(q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None,
           bias: Operator | None = None) -> Operator:
-    found: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
-    if scale is not None: found = found @ (I * scale)
-    return found if bias is None else found + bias
+    logits: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
+    if scale is not None: logits = logits @ (I * scale)
+    return logits if bias is None else logits + bias
 
 
 def weigh(x: Operator, v: Operator, where: Pattern, heads: int | None = None) -> Operator:
@@ -118,15 +118,15 @@ def shares_of_best(x: Operator, few: int) -> Operator: return summing_to_one(bes
 split = heads
 tokens = replace(value, space="T")
 caches = replace(value, space="C")
-shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
-single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
+shared = replace(tokens, spread=True)                       # one head may serve all heads of another operand
+single, single_query = (replace(sort, space="S") for sort in (value, shared))           # one row of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 # patterns that kernels know
 SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
-NUMBER = replace(value, facts=("act", "column"))            # a column, of each head
+NUMBER = replace(value, facts=("act", "column"))            # one column for each head
 IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), dict(bias=constant[h, p])
 EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p],
                activation=entrywise[p], down=matrix[h, p, q])
@@ -168,9 +168,9 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
      {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
 
 
-# Attention and its scores, of parts that may be there: one number that scales, heads in groups, a bias by distance.
+# Attention and its scores, with optional parts: one number that scales, heads in groups, a bias by distance.
 class ScoreParts(NamedTuple):
-    """Which of them are there."""
+    """The optional parts of scores that are present."""
     scaled: bool = False
     grouped: bool = False
     biased: bool = False
@@ -180,13 +180,13 @@ class ScoreParts(NamedTuple):
 
     @property
     def variables(self) -> dict[str, Sort]:
-        """What scores are made of."""
+        """The variables of scores."""
         near = dict(bias=distances[h]) if self.biased else {}
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
 
     @property
     def attended(self) -> dict[str, Sort]:
-        """What attention is made of, but for whom a query sees."""
+        """The variables of attention, without its pattern."""
         return self.variables | dict(v=tokens[k, p] if self.grouped else shared[h, p])
 
 
@@ -194,7 +194,7 @@ SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True
 
 
 def attentions() -> Iterator[Implementation]:
-    """In one pass, and in three."""
+    """Yield the implementations of attention in one pass, and in three."""
     for parts in SCORE_PARTS:
         yield Implementation(parts.called("attention"), "attention", attention, parts.attended | HELD, {}, False,
                              GQA if parts.grouped else FLASH)
@@ -206,7 +206,8 @@ def attentions() -> Iterator[Implementation]:
                              GROUPED if grouped else WEIGHED, {}, not grouped, GQA if grouped else PASS)
 
 
-# What joins rows: of sequences, alone and with length one; of other relations. And attention of one query a sequence.
+# Operators that join rows: of sequences, alone and scaled to unit length; of other relations. And attention of one
+# query a sequence.
 POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"),
              sum=lambda x: product(given("members"), x),
              mean=lambda x: product(given("members"), x, over=mean),
@@ -225,7 +226,7 @@ def pick_related(x: Operator, relation: Relation) -> Operator: return x @ pick(r
 
 
 def relations() -> Iterator[Implementation]:
-    """Pooling, rows that are picked, products with relations."""
+    """Yield the implementations of pooling, of picked rows, and of products with relations."""
     for how, body in POOLS.items():
         yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
         yield Implementation(f"pool_{how}_unit", "pool", partial(pool_unit, body), dict(x=value[n], unit=scalar),
@@ -244,7 +245,7 @@ def relations() -> Iterator[Implementation]:
         yield Implementation(f"{name}_once", "attend_once", attention,
                              variables | dict(q=single_query[h, n], **SEEN) | once,
                              {"query": lambda at: at.picked("q")})
-        if parts.biased: continue                           # no term says how far rows of caches lie apart
+        if parts.biased: continue                           # no term has the distances of rows of caches
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
         yield Implementation(f"{name}_cached", "attention_cached", attention, of_caches | RECALLED, {}, True,
                              "over pages of keys and values (Kwon et al. 2023)")
@@ -252,7 +253,7 @@ def relations() -> Iterator[Implementation]:
 
 
 def gates() -> Iterator[Implementation]:
-    """What routers make of scores, in one head and in several."""
+    """Yield the implementations of routers' functions of scores, in one head and in several."""
     for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
         top: dict[str, Any] = {"k": lambda at: at.number("few")}
         ways: tuple[tuple[Any, ...], ...] = (
@@ -266,28 +267,30 @@ def gates() -> Iterator[Implementation]:
 
 
 IMPLEMENTATIONS = [
-    *attentions(), *(Implementation(body.__name__, kernels, body, variables, given[0] if given else {}, single, source)
-                     for body, kernels, variables, single, source, *given in OTHERS), *relations(), *gates()]
+    *attentions(), *(Implementation(body.__name__, kernels, body, variables, options[0] if options else {}, single,
+                                    source)
+                     for body, kernels, variables, single, source, *options in OTHERS), *relations(), *gates()]
 
 
 def implementations() -> Iterator[Implementation]:
-    """Every one: those of one pattern, and all chains of stages."""
+    """Yield every implementation: those of one pattern, and all chains of stages."""
     yield from IMPLEMENTATIONS
-    yield from (made for stages in epilogues() for head in HEADS if (made := chain_stages(head, *stages)))
+    yield from (chain for stages in epilogues() for head in HEADS if (chain := chain_stages(head, *stages)))
 
 
 def implements(*kernels: str, source: str = "",
                **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
-    """Declares, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
-    Raises ValueError for a name that is taken, TypeError for variables that are not the function's, and for a scalar
-    that is added."""
+    """Declare, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
+    Raises ValueError for a name that is taken, TypeError for variables that differ from the function's, and for a
+    scalar that is added."""
     def declare(body: Callable[..., Operator]) -> Implementation:
         name = body.__name__
-        if any(each.name == name for each in implementations()):
+        if any(known.name == name for known in implementations()):
             raise ValueError(f"implementation {name}: there is one already")
         if [*signature(body).parameters] != [*variables]:
             raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as "
                             "x=value[n]")
-        IMPLEMENTATIONS.append(made := declared(Implementation(name, kernels, body, variables, {}, True, source)))
-        return made
+        IMPLEMENTATIONS.append(implementation := declared(
+            Implementation(name, kernels, body, variables, {}, True, source)))
+        return implementation
     return declare

@@ -1,4 +1,4 @@
-"""Operators of every kind that a guard of a law may ask for: of each property some that have it, and little besides."""
+"""Operators of every kind that a guard of a law may require: for each property some that have it, and few others."""
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,13 +37,13 @@ from opmatrix.algebra.term import PROPERTIES, Operator
 
 ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
 SWAPPED = relation("swapped", "T", "T")                     # the tokens of a batch backwards
-BEHIND = relation("behind", "T", "T")                       # from one entry in a row to all; then matrices, in a check
+BEHIND = relation("behind", "T", "T")                       # rows with one entry up to all; random weights in a check
 RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1],
            BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1))}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
-earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees nobody
+earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees no key
 bent = I + tanh                                             # neither linear nor bounded
-DrawNumbers: TypeAlias = Callable[..., Data]                # random ones of a shape
+DrawNumbers: TypeAlias = Callable[..., Data]                # draws random numbers of a shape
 
 
 class sharp(monoids.softmax):
@@ -54,8 +54,9 @@ class sharp(monoids.softmax):
 
 ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, Sequence[object]] = dict(
-    entrywise=[SCALAR_FUNCTIONS[name] for name, each in sorted(ACTIVATIONS.items()) if each.everywhere] + [share],
-    over=[each for each in ALL if each.width == 1 and not each.indexed],
+    entrywise=[SCALAR_FUNCTIONS[name] for name, activation in sorted(ACTIVATIONS.items())
+               if activation.everywhere] + [share],
+    over=[monoid for monoid in ALL if monoid.width == 1 and not monoid.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
            patterns.causal & patterns.sequence,
            patterns.among(HELD), patterns.mask(SCATTERED),
@@ -68,12 +69,12 @@ def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
 
 
 def ragged() -> Batch:
-    """The batch of a check, with the relations that a variable may be."""
+    """Return the batch of a check, with the relations that a variable may be."""
     return Batch([np.zeros(length, int) for length in ROWS], relations=RELATED)
 
 
 class Ends(NamedTuple):
-    """The columns that an operator takes and gives, and the heads that it gives; and random numbers for it."""
+    """The input columns, output columns and output heads of an operator, and random numbers for it."""
 
     numbers: DrawNumbers
     columns: int
@@ -105,32 +106,32 @@ class Ends(NamedTuple):
 
 Instance: TypeAlias = Callable[[Ends], Operator]
 INSTANCES: tuple[Instance, ...] = (
-    lambda of: of.matrix @ bent,                            # rows one by one, and nothing else
-    lambda of: mix(of.matrix),                              # nothing at all
+    lambda of: of.matrix @ bent,                            # row-wise, with no other property
+    lambda of: mix(of.matrix),                              # no property at all
     lambda of: of.matrix,
-    lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),      # a matrix of as many rows as come in
+    lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),      # a matrix with the number of input rows
     lambda of: of.matrix @ relu,                            # homogeneous for positive numbers
-    lambda of: of.matrix @ tanh,                            # zero for zero
+    lambda of: of.matrix @ tanh,                            # maps zero to zero
     lambda of: of.matrix @ softplus,
     lambda of: of.row,
     lambda of: of.placed,                                   # constant, and another row at each position
     lambda of: of.matrix * of.placed,                       # a matrix for each position
     lambda of: of.matrix * of.placed @ relu,
     lambda of: (of.matrix @ bent) * of.placed,
-    lambda of: of.matrix @ pick(SWAPPED),                   # one row of another place
+    lambda of: of.matrix @ pick(SWAPPED),                   # one row, from another position
     lambda of: of.matrix @ bent @ pick(SWAPPED),
     lambda of: product(given(BEHIND), of.matrix),           # additive, and mixes rows
     lambda of: product(given(BEHIND), of.matrix @ relu),
     lambda of: product(given(BEHIND), of.matrix @ tanh),
     lambda of: product(given(BEHIND), of.placed),
-    lambda of: I * 2.0,                                     # of one number, and of as many columns as come in
+    lambda of: I * 2.0,                                     # a single number, at any width
     lambda of: I + I,
     lambda of: bent,
     lambda of: relu,
     lambda of: tanh,
     lambda of: softplus,
     lambda of: softplus + given("positions", max(ROWS)) @ weight(of.numbers(max(ROWS), 1)),
-    lambda of: share,                                       # keeps the order of a row, which it reads at once
+    lambda of: share,                                       # keeps the order of a row, and reads the whole row
     lambda of: diag(of.numbers(of.columns)),
     lambda of: diag(of.numbers(of.columns)) @ bent,
     lambda of: diag(of.numbers(of.columns)) @ relu,
@@ -138,28 +139,28 @@ INSTANCES: tuple[Instance, ...] = (
     lambda of: rotate(of.angles, of.angles),
     lambda of: weight(of.numbers(of.columns, of.heads * of.out)) @ heads(max(2, of.heads)),
     lambda of: heads(max(2, of.heads)),                     # moves numbers between heads
-    lambda of: ones,                                        # of one column
+    lambda of: ones,                                        # one column
     lambda of: over(ones, maximum),
 )
 
 
 def make_instance(instance: Instance, ends: Ends) -> Operator | None:
-    """The operator that an instance is between these ends; None where it has others."""
+    """Return the operator of an instance between these ends; None where its ends differ."""
     try:
-        made = instance(ends)
-        shape = made(Shape(1, T, ends.columns))
+        term = instance(ends)
+        shape = term(Shape(1, T, ends.columns))
     except (TypeError, ValueError):
         return None
-    return made if shape == Shape(ends.heads, T, ends.out) else None
+    return term if shape == Shape(ends.heads, T, ends.out) else None
 
 
 def list_facts(term: Operator) -> Iterator[str]:
-    """The properties that a term has."""
+    """Yield the properties that a term has."""
     yield from (name for name in PROPERTIES if getattr(term, name))
 
 
 def has_facts(term: Any, facts: tuple[str, ...]) -> bool:
-    """True where a term has all of these facts that are properties, and no row of its own where it is to depend on an
+    """True if a term has all of these facts that are properties, and is no constant row where it must depend on an
     input; False for None."""
     if term is None or ("act" in facts and term.constant and term.uniform): return False
     return all(getattr(term, fact) for fact in facts if fact in PROPERTIES)

@@ -1,4 +1,5 @@
-"""Products that share their input are one, with the weights side by side. Directed by who reads them together."""
+"""Products that share their input are one, with the weights side by side. Markers of their common readers direct these
+laws."""
 from rewrites.laws.kinds import behind, blank, joined, left
 from rewrites.laws.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
 
@@ -15,7 +16,7 @@ def join(x: value[n], A: matrix[h, n, p], B: matrix[k, n, q]):
 
 @law(phase=JOIN, when=("(joinable_bias A B)",), source=BLOCK_MATRICES)
 def join_bias(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n, q]):
-    """Where only the first has a bias, the second is given zeros, so that one kernel adds it. True of any a."""
+    """If only the first has a bias, the second is given zeros, so that one kernel adds it. True of any a."""
     y = x @ joined(A, B) + joined(a, blank(B))
     return (x @ A + a, x @ B), (left(y, A), behind(y, A, B))
 

@@ -1,4 +1,4 @@
-"""What an implementation law is: kernels, and the term that they compute, read by the float64 oracle too."""
+"""The class of implementation laws: kernels, and the term that they compute, which the float64 oracle reads too."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from rewrites.lowering.calls import CallVariables
 
 
-STACK = "stack"                                             # a layout: a matrix for each head
+STACK = "stack"                                             # layout with a matrix for each head
 
 
 @dataclass(frozen=True, eq=False)
 class Implementation:
-    """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
-    Each takes the variables that its signature names; what it still lacks the one before it gives. An attribute may be
-    a function of what a call is about (rewrites/lowering/calls.py). `single`: one operator alone, which an import
-    without fusion runs."""
+    """`kernels`, one or several in turn, compute `body`; empty where no kernel runs, as heads are columns side by side.
+    Each kernel takes the variables that its signature names; the operand that it still lacks is the result of the
+    kernel before. An attribute may be a function of the call's variables (rewrites/lowering/calls.py). `single`: one
+    operator alone, which an import without fusion runs."""
 
     name: str
     kernels: str | tuple[str, ...]
@@ -41,11 +41,11 @@ class Implementation:
         return (self.kernels,) if isinstance(self.kernels, str) else self.kernels
 
     def over(self, operands: Mapping[str, object]) -> Operator:
-        """What the kernel computes, over these operands."""
+        """Return the term that the kernel computes, over these operands."""
         return self.body(**operands)
 
     def data(self, values: Mapping[str, object]) -> list[Data]:
-        """Arrays that its kernel is given beside its variables, from a template's table."""
+        """Return the arrays that its kernel reads beside its variables, from a template's table."""
         return []
 
     @cached_property
@@ -66,26 +66,26 @@ class Implementation:
 
     @cached_property
     def layout(self) -> str:
-        """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
-        if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()):
+        """The layout of matrices of heads in its kernel: a stack, one above the other, or side by side."""
+        if any(operand.annotation is Stack for kernel in self.named for operand in KERNELS[kernel].operands.values()):
             return STACK
         return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
 
     def row(self) -> tuple[str, ...]:
-        """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
+        """Return name, kind, statement, guard, source: the row of `opmatrix laws`."""
         options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
         statement = f"{', '.join(self.named) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
         return self.name, self.kind, statement, "", self.source
 
 
 def declared(law: Implementation) -> Implementation:
-    """The law itself. Raises TypeError for a scalar where no graph has one: a number that is added is a row as wide as
-    what it is added to, which is one number for a column alone."""
+    """Return the law itself. Raises TypeError for a scalar where no graph has one: a number that is added is a row as
+    wide as the other term, which is one number for a column alone."""
     for name in (name for name, sort in law.variables.items() if sort == scalar):
         number = stand_in(name, scalar)
         for node in law.pattern.walk():
             if number in node.children and node not in (I * number, number * I) and \
-                    any(each.out.cols != 1 for each in node.children):
+                    any(child.out.cols != 1 for child in node.children):
                 raise TypeError(f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
                                 f"multiplies, as I * {name}, or is added to one column: declare it constant, a row")
     return law

@@ -1,5 +1,5 @@
-"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their
-product. Their attributes never hold a size, so one graph serves every size."""
+"""Node kinds that only rewriting adds: a transposed matrix, a matrix cut by heads, joined matrices and the parts of
+their product. Their attributes never hold a size, so one graph serves every size."""
 
 import numpy as np
 from sympy import Expr, sympify
@@ -13,44 +13,44 @@ from opmatrix.algebra.term import Child, Operator
 
 
 def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
-    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A
-    first factor that takes any width, as centring does, is told the `width` of the whole."""
+    """Return the float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x
+    columns). `width` is the input width, for a first factor that takes any width, such as centring."""
     if term.constant and width is None:
         return np.asarray(dense(term, np.zeros((1, 1))))
     width = term.into.cols if width is None else width
     match term.kind.name:
-        case "weight":                                      # no product with an identity where the numbers are at hand
+        case "weight":                                      # no product with an identity: the numbers are stored
             return np.asarray(term.args[0].array, np.float64)
         case "adjoint":
             [turned] = term.children
             return as_array(turned, None if isinstance(turned.into.cols, int) else width).swapaxes(-1, -2)
         case "compose":
             first, then = term.children
-            if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
-                                                                        for each in first.children):
+            if I in first.children and first.kind.name == "mul" and all(factor is I or factor.constant
+                                                                        for factor in first.children):
                 numbers = as_array(then, width)
                 rows = dense(first, np.ones((1, int(width)))).swapaxes(-1, -2)
-                own = numbers.flags.owndata and numbers.flags.writeable     # a weight that was widened just now
-                own = own and np.broadcast_shapes(rows.shape, numbers.shape) == numbers.shape
-                return np.asarray(np.multiply(rows, numbers, out=numbers if own else None))
+                in_place = numbers.flags.owndata and numbers.flags.writeable     # a copy, just widened to float64
+                in_place = in_place and np.broadcast_shapes(rows.shape, numbers.shape) == numbers.shape
+                return np.asarray(np.multiply(rows, numbers, out=numbers if in_place else None))
             return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
 
 
 def transposed(term: Operator, x: Shape | DenseReading) -> Operator:
-    """The linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
+    """Return the linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
     if isinstance(x, Shape):
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
         return symbol("adjoint", into, out, linear=True)
-    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # what takes any width is square
+    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # an operator of any width is square
     turned: Operator = weight(Data(as_array(term, width).swapaxes(-1, -2)))
     return turned
 
 
 def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
-    """One block of rows of a matrix for each head."""
+    """Return one block of rows of a matrix for each head."""
     if isinstance(x, Shape):
-        if term.into.cols is N:                             # it takes any width: that of all heads together
+        if term.into.cols is N:                             # any width: here that of all heads together
             return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols),
                           linear=True)
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
@@ -62,11 +62,11 @@ def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
 
 def cut_block(term: Operator, before: Expr | int, rows: Expr | int, total: Expr | int,
               x: Shape | DenseReading) -> Operator:
-    """So many rows of a matrix of `total`, behind so many."""
+    """Return `rows` rows of a matrix of `total`, behind the first `before`."""
     if isinstance(x, Shape):
         out = term(Shape(1, T, total)) if term.into.cols is N else term.out
         return symbol("block", Shape(1, T, rows), Shape(1, T, out.cols), linear=True)
-    start, count, width = (int(sympify(each)) for each in (before, rows, total))
+    start, count, width = (int(sympify(number)) for number in (before, rows, total))
     block: Operator = weight(Data(as_array(term, width if term.into.cols is N else None)[start:start + count]))
     return block
 
@@ -102,13 +102,13 @@ def last_rows(x: ReadAt, a: Operator, v: Operator, w: Operator) -> ReadAt:
 
 
 def count_columns(term: Operator) -> tuple[Expr | int, Expr | int]:
-    """How many heads a term gives, and the columns of all of them."""
+    """Return the number of heads of a term, and the columns of all of them."""
     heads = 1 if term.out.heads is H else term.out.heads
     return heads, heads * term.out.cols
 
 
 def flattened(a: Operator, x: ReadAt) -> ReadAt:
-    """What a child gives, its heads side by side."""
+    """Return the result of a child, its heads side by side."""
     heads, _ = count_columns(a.term)
     return a(x) if heads == 1 else a(x).join(heads)
 

@@ -1,5 +1,5 @@
-"""Where rows go: what the numbers that decide it may go through without another decision. A law here holds of real
-numbers; where rounding makes two of them one, either may be taken."""
+"""Routing of rows: operators that the scores of a choice may pass without changing it. A law here holds for real
+numbers; where rounding makes two of them equal, either may be taken."""
 from opmatrix.algebra.operators import I, keep_top, share
 from rewrites.laws.law import SIMPLIFY, Sort, collect, constant, count, law, n, value, varying
 
@@ -23,13 +23,13 @@ def choose_before(s: value[n], y: value[n], f: rising, top: count):
 
 @law(phase=SIMPLIFY, canonical=True, source="order is all that a choice sees", without=(dict(r=value[n]),))
 def choose_unshifted(s: value[n], y: value[n], r: offset, top: count):
-    """What is added to a whole row changes no order in it."""
+    """A number that is added to a whole row changes no order in it."""
     return keep_top(s, y + r, top), keep_top(s, y, top)
 
 
 @law(phase=SIMPLIFY, canonical=True, source="e^(u + r) = e^u e^r", without=(dict(r=value[n]),))
 def share_unshifted(x: value[n], r: offset):
-    """What is added to a whole row is a factor of every share and of their sum."""
+    """A number that is added to a whole row is a factor of every share and of their sum."""
     return (x + r) @ share, x @ share
 
 

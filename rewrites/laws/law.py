@@ -1,9 +1,9 @@
-"""A law is a function that returns both sides. Symbols in: a rewrite. Operators in: a check. The annotation of a
-variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operator[n, p]` promises nothing.
+"""A law is a function that returns both sides. Over symbols it is a rewrite, over operators a check. The annotation of
+a variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operator[n, p]` promises no property.
 
-What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, it depends on the input, keeps rules
-from rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a
-counterexample in `without`."""
+Facts that direct laws (rewrites/laws/facts.py) never make one true: `act`, it depends on the input, keeps rules from
+rewriting stored values. Every other fact is needed for truth, as a counterexample in `without` shows, unless the law's
+docstring says that the law is true of any such variable."""
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,25 +30,25 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # flags of monoids and patterns, as guards
     "shift_invariant", "normalised", "right_linear", "reflexive")
-OF_MONOID = "_over"                                         # behind a flag of a monoid that is a property's name, too
+OF_MONOID = "_over"                                         # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
-few = sympy.Symbol("few", integer=True, positive=True)      # how many numbers of a row are kept
-MOST_TRIALS = 300                                           # combinations of what variables may be
-SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}             # of a check; sizes are all different, none is 1
+few = sympy.Symbol("few", integer=True, positive=True)      # number of largest numbers kept in a row
+MOST_TRIALS = 300                                           # most combinations of variables in a check
+SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}             # sizes in a check: all different, none is 1
 
 
-SortSize: TypeAlias = sympy.Expr | int | str                           # of sorts of attributes: flags
-SidesOf = Callable[..., tuple[Any, Any]]                  # of variables: an operator each, or several
+SortSize: TypeAlias = sympy.Expr | int | str                           # a size; a flag in sorts of attributes
+SidesOf = Callable[..., tuple[Any, Any]]                  # variables -> two sides, each one operator or several
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
 
 
 @dataclass(frozen=True)
 class Sort:
-    """What a variable may stand for: facts that its class must have, and the sizes, heads first if it has several.
-    `spread`: to a kernel one head will do for several; its rows are of this `space`, of one and the same where none is
+    """The sort of a variable: facts that its class must have, and the sizes, heads first if it has several. `spread`:
+    one head may serve several heads of a kernel. Its rows are of this `space`; of one common space where none is
     named."""
 
     name: str
@@ -65,7 +65,7 @@ class Sort:
 
     @property
     def heads(self) -> sympy.Expr | int:
-        """The heads of a value or a row, one where it has one size."""
+        """The heads of a value or a row; 1 if it has one size."""
         return self.sizes[0] if len(self.sizes) > 1 else 1
 
     @property
@@ -74,10 +74,10 @@ class Sort:
         return self.sizes[-1] if self.sizes else None
 
 
-value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
+value = Sort("value", ("act",))                             # depends on the input: [columns] or [heads, columns]
 matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
 choice = Sort("choice")                                     # a matrix, one 1 a column, no two in a row: [in, out]
-constant = Sort("constant", ("constant", "uniform"))        # the same row whatever the input
+constant = Sort("constant", ("constant", "uniform"))        # the same row for every input
 placed = Sort("placed", ("constant",))                      # a row of numbers for each position
 column = Sort("column", ("act", "column"))                  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
@@ -85,13 +85,13 @@ scores = Sort("scores", ("act",))                           # a value with a col
 level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
 distances = Sort("distances", ("distant",), spread=True)     # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))      # a matrix for each position: [in, out]
-operator = Sort("operator")                                 # anything
+operator = Sort("operator")                                 # any operator
 array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
-count = Sort("count")                                       # a number of heads, h or the one that is named
-by_rows = Sort("operator", ("row_wise",))                   # what goes through each row by itself, at its position
-mixing = Sort("mixing")                                     # what does not
+count = Sort("count")                                       # a number of heads, h or the named one
+by_rows = Sort("operator", ("row_wise",))                   # acts on each row by itself, at its position
+mixing = Sort("mixing")                                     # mixes rows
 relation = Sort("relation")                                 # one with exactly one entry a row; [square]: within a space
 any_relation = Sort("any_relation")                         # a relation with any entries
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
@@ -112,13 +112,13 @@ class Name:
 
 
 def is_variable(attribute: object) -> bool:
-    """Whether an attribute of a pattern stands for others: a Name does, and a symbol of a size, but no space."""
+    """True if an attribute of a pattern is a variable: a Name, or a symbol of a size, but no space."""
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
 
 
 @cache
 def sampled(size: sympy.Expr | int) -> int:
-    """The number that a check puts for a size."""
+    """Return the number that a check uses for a size."""
     return int(sympy.sympify(size).subs(SAMPLE))
 
 
@@ -143,22 +143,22 @@ class Draw(NamedTuple):
         return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
 
 
-Way: TypeAlias = Callable[[Draw, Sort], object]             # to draw an operator of a sort
+Way: TypeAlias = Callable[[Draw, Sort], object]             # a way to draw an operator of a sort
 
 
 class Variable(NamedTuple):
-    """A sort of variable: its symbol in a rewrite, by its name, and an operator that it may be in a check, as general
-    as the sort; the ends of special ones, which have more properties."""
+    """A sort of variable: its symbol in a rewrite, by its name; an operator for it in a check, as general as the sort;
+    and the ends of special operators, which have more properties."""
     symbol: Callable[[str, Sort], object]
     sample: Way | None = None
     special: Callable[[Draw, Sort], Ends] | None = None
 
 
-SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]        # before and behind an operator
+SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]        # shapes before and behind an operator
 
 
 def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Callable[[str, Sort], Operator]:
-    """A symbol with these facts, of the shapes before and behind it that a sort gives."""
+    """Return a function that builds a symbol with these facts, with the shapes before and behind it from a sort."""
     return lambda name, sort: symbol(name, *shapes(sort), **facts)
 
 
@@ -203,25 +203,25 @@ ATTRIBUTE = Variable(lambda name, sort: Name(name))
 
 
 def stand_in(variable: str, sort: Sort) -> Any:
-    """The symbol that stands for a variable in a rewrite."""
+    """Return the symbol of a variable in a rewrite."""
     return VARIABLES.get(sort.name, ATTRIBUTE).symbol(variable, sort)
 
 
 @cache
 def list_ways(sort: Sort) -> tuple[Way, ...]:
-    """The ways to draw what a variable of this sort may be: the general one, where it has the facts, else every special
-    one that has them."""
+    """Return the ways to draw a variable of this sort: the general one, where it has the facts, else every special one
+    that has them."""
     _, sample, special = VARIABLES.get(sort.name, ATTRIBUTE)
     probe = Draw(np.random.default_rng(0), "_")
     if sample is not None and has_facts(sample(probe, sort), sort.facts): return sample,
-    if special is None: return tuple(lambda d, sort, each=each: each for each in choices(sort))
-    return tuple(lambda d, sort, each=each: make_instance(each, special(d, sort)) for each in INSTANCES
-                 if has_facts(make_instance(each, special(probe, sort)), sort.facts))
+    if special is None: return tuple(lambda d, sort, each=option: each for option in choices(sort))
+    return tuple(lambda d, sort, each=instance: make_instance(each, special(d, sort)) for instance in INSTANCES
+                 if has_facts(make_instance(instance, special(probe, sort)), sort.facts))
 
 
 def drawn(rng: np.random.Generator, sort: Sort, variable: str, way: int | None = None) -> object:
-    """An operator that the variable may be in a check, drawn in that one of its ways, by default the first, or any
-    choice of an attribute: values depend on the input, operators need not be linear."""
+    """Return an operator that the variable may be in a check, drawn in this one of its ways, by default the first, or
+    any choice of an attribute. Values depend on the input; operators need not be linear."""
     ways = list_ways(sort)
     if not ways: raise TypeError(f"{variable}: no way to draw a {sort.name}")
     if way is None: way = int(rng.integers(len(ways))) if sort.name in CHOICES else 0
@@ -229,15 +229,15 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str, way: int | None =
 
 
 def choices(sort: Sort) -> list[object]:
-    """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other
-    sorts."""
+    """Return every monoid, pattern or function that a variable of this sort may be: those that have its flags. Empty
+    for other sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
-    return [each for each in CHOICES.get(sort.name, ())
-            if all(getattr(each, str(flag).removesuffix(OF_MONOID), False) for flag in (*flags, *sort.facts))]
+    return [option for option in CHOICES.get(sort.name, ())
+            if all(getattr(option, str(flag).removesuffix(OF_MONOID), False) for flag in (*flags, *sort.facts))]
 
 
 class FunctionDeclaration:
-    """What a function `body` declares: its name and its docstring."""
+    """A declaration by a function `body`: it has the function's name and docstring."""
 
     body: Callable[..., object]
 
@@ -253,8 +253,8 @@ class FunctionDeclaration:
 @dataclass(frozen=True, eq=False, repr=False)
 class Law(FunctionDeclaration):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
-    `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails.
-    `largest`: of what size the numbers of the last sequence of a check are; some laws hold of small ones alone."""
+    `without`: counterexamples, each with sorts of variables without the guard, so that the law fails. `largest`: the
+    magnitude of the numbers of the last sequence of a check; some laws hold for small ones only."""
 
     body: SidesOf
     kind: str = EXACT
@@ -279,11 +279,11 @@ class Law(FunctionDeclaration):
         return (*facts, *flags, *self.when)
 
     def of(self, variables: Mapping[str, object]) -> Sides:
-        """Left and right over these; a law may have several of each, equal in pairs."""
-        found = self.body(**variables)
-        if not (isinstance(found, tuple) and len(found) == 2):
-            raise ValueError(f"law {self.name}: it returns {brief(found)}: return both sides, left, right")
-        left, right = found
+        """Return left and right over these variables; a law may have several of each, equal in pairs."""
+        pair = self.body(**variables)
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise ValueError(f"law {self.name}: it returns {brief(pair)}: return both sides, left, right")
+        left, right = pair
         return (left, right) if isinstance(left, tuple) else ((left,), (right,))
 
     @cached_property
@@ -291,23 +291,24 @@ class Law(FunctionDeclaration):
         return self.of({name: stand_in(name, sort) for name, sort in self.variables.items()})
 
     def sides(self) -> Sides:
-        """Left and right over symbols."""
+        """Return left and right over symbols."""
         return self._over_symbols
 
     @property
     def sorts(self) -> dict[str, Sort]:
-        """The sorts of its variables, with the facts that conditions ask of one alone."""
+        """The sorts of its variables, with the facts that conditions require of one variable alone."""
         asked = [guard for condition in self.when if (guard := read_guard(condition))]
-        return {name: replace(sort, facts=(*sort.facts, *(each.fact for each in asked if each.variables == (name,))))
+        return {name: replace(sort, facts=(*sort.facts, *(required.fact for required in asked
+                                                          if required.variables == (name,))))
                 for name, sort in self.variables.items()}
 
     def drawn(self, rng: np.random.Generator, **other: Sort) -> dict[str, Any]:
-        """An operator for each variable; `other` widens some sorts."""
+        """Return an operator for each variable; `other` widens some sorts."""
         return {name: drawn(rng, sort, name) for name, sort in (self.sorts | other).items()}
 
     def trials(self, rng: np.random.Generator, most: int = MOST_TRIALS, /,
                **other: Sort) -> Iterator[dict[str, Any]]:
-        """Operators for its variables in every combination of the ways to draw each, at most so many of these."""
+        """Yield operators for its variables in every combination of the ways to draw each, at most `most` of these."""
         sorts = self.sorts | other
         counts = [max(1, len(list_ways(sort))) for sort in sorts.values()]
         total = prod(counts)
@@ -316,37 +317,38 @@ class Law(FunctionDeclaration):
             yield {name: drawn(rng, sort, name, int(way)) for (name, sort), way in zip(sorts.items(), at, strict=True)}
 
     def difference(self, rng: np.random.Generator, **other: Sort) -> float:
-        """The largest difference of both sides on a random ragged batch. Raises TypeError where they do not fit."""
+        """Return the largest difference of both sides on a random ragged batch. Raises TypeError where they do not
+        fit."""
         return self.difference_of(rng, self.drawn(rng, **other))
 
     def difference_of(self, rng: np.random.Generator, variables: Mapping[str, object]) -> float:
-        """How far apart both sides are over these variables."""
+        """Return the largest difference of both sides over these variables."""
         left, right = self.of(variables)
         x = rng.normal(size=(sum(ROWS), input_columns((left, right)))) * np.repeat([1, 1, self.largest], ROWS)[:, None]
         batch = ragged()
-        with np.errstate(invalid="ignore", over="ignore"):  # a maximum over nothing is no number to multiply
+        with np.errstate(invalid="ignore", over="ignore"):  # an empty maximum is -inf, and 0 times it is NaN
             return max(apart(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True))
 
     def holds(self, rng: np.random.Generator, tolerance: float = 1e-9, **other: Sort) -> bool:
-        """True where both sides agree, with every choice of monoids, patterns, functions and operators that fits."""
+        """True if both sides agree, with every choice of monoids, patterns, functions and operators that fits."""
         differences = [*self.differences(rng, **other)]
         return bool(differences) and max(differences) <= tolerance
 
     def differences(self, rng: np.random.Generator, **other: Sort) -> Iterator[float]:
-        """The difference of both sides in every trial in which they fit."""
-        for each in self.trials(rng, **other):
-            try: yield self.difference_of(rng, each)
+        """Yield the difference of both sides in every trial in which they fit."""
+        for variables in self.trials(rng, **other):
+            try: yield self.difference_of(rng, variables)
             except TypeError: continue
 
     def check(self, rng: np.random.Generator) -> None:
-        """The law holds as declared, and each counterexample fits and fails."""
+        """Assert that the law holds as declared, and each counterexample fits and fails."""
         assert self.holds(rng), (f"{self.name}: the two sides differ on random numbers, of size 1 and "
                                  f"{self.largest:g}, or do not fit; `difference` says by how much")
-        small = replace(self, largest=1.0)                  # beside large numbers tanh is next to nothing
+        small = replace(self, largest=1.0)                  # tanh is negligible beside large numbers
         for other in self.without:
-            said = ", ".join(f"{name}: {sort}" for name, sort in other.items())
+            widened = ", ".join(f"{name}: {sort}" for name, sort in other.items())
             assert any(small.difference(rng, **other) > 1e-3
-                       for _ in range(40)), f"{self.name}: it holds with {said} too"
+                       for _ in range(40)), f"{self.name}: it holds with {widened} too"
 
     def statement(self, notation: Callable[[Operator], str] = str) -> str:
         left, right = self.sides()
@@ -354,7 +356,7 @@ class Law(FunctionDeclaration):
         return ", ".join(map(notation, left)) + arrow + ", ".join(map(notation, right))
 
     def row(self) -> tuple[str, ...]:
-        """Name, kind, statement, guard, source: the row of `opmatrix laws` and of the docs table."""
+        """Return name, kind, statement, guard, source: the row of `opmatrix laws` and of the docs table."""
         guard = ", ".join(g.strip("()").replace(" ", "(", 1) + ")" for g in self.guards)
         return self.name, self.kind, self.statement(), guard, self.source
 
@@ -362,38 +364,38 @@ class Law(FunctionDeclaration):
 
 
 def input_columns(sides: Sides) -> int:
-    """The columns that sides take which are operators; those of a check where they are values."""
-    return next((cols for each in (*sides[0], *sides[1]) if isinstance(cols := each.into.cols, int)), INPUT)
+    """Return the input columns of sides that are operators; those of a check where they are values."""
+    return next((cols for side in (*sides[0], *sides[1]) if isinstance(cols := side.into.cols, int)), INPUT)
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two arrays, relative to 1 and to the largest entry of its row; infinite where one alone
-    is no number."""
+    """Return the largest difference of two arrays, relative to 1 and to the largest entry of its row; infinite where
+    only one of them is finite."""
     off, size = settled(*np.broadcast_arrays(a, b))
     if not np.isfinite(off).all(): return np.inf
     return float((abs(off) / np.maximum(1, abs(size).max(-1, keepdims=True, initial=0))).max(initial=0))
 
 
 def law(**declared: Any) -> Callable[[SidesOf], Law]:
-    """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
+    """Declare a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
     annotated."""
     def declare(body: SidesOf) -> Law:
         if isinstance(condition := declared.get("when"), str): declared["when"] = (condition,)
-        found = Law(body, **declared)
-        if bare := [v for v in inspect.signature(body).parameters if not isinstance(found.variables.get(v), Sort)]:
-            raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as "
+        new_law = Law(body, **declared)
+        if bare := [v for v in inspect.signature(body).parameters if not isinstance(new_law.variables.get(v), Sort)]:
+            raise TypeError(f"law {new_law.name}: {bare[0]} does not say what it stands for: annotate it, such as "
                             f"{bare[0]}: value[n]")
-        return found
+        return new_law
     return declare
 
 
 def collect(namespace: Mapping[str, object]) -> tuple[Law, ...]:
-    """The laws of a module, in the order they stand."""
-    return tuple(found for found in namespace.values() if isinstance(found, Law))
+    """Return the laws of a module, in the order of the file."""
+    return tuple(member for member in namespace.values() if isinstance(member, Law))
 
 
 def find(laws: Sequence[Law], name: str) -> Law:
-    """The law of that name; an unknown one is an error that lists those there are."""
-    for found in laws:
-        if found.name == name: return found
-    raise KeyError(f"no law {name!r}; there are {', '.join(sorted(each.name for each in laws))}")
+    """Return the law of that name. Raises KeyError, which lists the known names, for an unknown one."""
+    for candidate in laws:
+        if candidate.name == name: return candidate
+    raise KeyError(f"no law {name!r}; there are {', '.join(sorted(known.name for known in laws))}")

@@ -61,7 +61,7 @@ def beside(x: value[n], A: matrix[n, p], B: matrix[n, k], C: matrix[k, p]):
 @law(when=("(single A)",), source="block matrices: [x y] @ [[V] [W]] = x @ V + y @ W",
      without=(dict(A=operator[n + k, p]),))
 def row_apart(x: value[n], y: value[k], A: matrix[n + k, p]):
-    """What stands side by side need not be put so before a product: each goes through its own rows of the matrix."""
+    """Values side by side need not be put so before a product: each goes through its own rows of the matrix."""
     return row(x, y) @ A, x @ first_rows(A, x, y) + y @ last_rows(A, x, y)
 
 

@@ -1,5 +1,5 @@
-"""Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which
-few rows are read is computed in those alone. Nothing here knows a layer."""
+"""Laws of picked rows: rows may be picked before any row-wise operator, so a value of which only a few rows are read is
+computed for those alone. No law here depends on a layer."""
 from opmatrix.algebra.operators import pick, product, row
 from rewrites.laws.law import (
     SELECT,

@@ -1,5 +1,5 @@
-"""What attributes are called in graphs, trees and laws: a thing of the algebra by its name, which nothing else has; any
-other by a number of its own beside its name, which is for reading. Equal things are called alike, others never."""
+"""Names of attributes in graphs, trees and laws: an object of the algebra has its own unique name; any other has a
+number behind its name, which is for reading. Equal objects have equal names, different ones never."""
 from collections.abc import Hashable
 
 from opmatrix.algebra.batch.relations import Relation, parse_relation
@@ -7,11 +7,11 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.positions.patterns import Pattern
 
-NUMBERS: dict[tuple[type, Hashable], int] = {}              # of all that was ever called so, for as long as the process
+NUMBERS: dict[tuple[type, Hashable], int] = {}              # numbers of attributes, for the life of the process
 
 
 def spelled(attribute: Hashable) -> str:
-    """What nodes call an attribute that is no variable."""
+    """Return the name of an attribute that is no variable, in nodes."""
     match attribute:
         case None | str() | bool() | int() | float() | tuple(): return repr(attribute)
         case Data(): return f"data {attribute.key}"
@@ -23,11 +23,11 @@ def spelled(attribute: Hashable) -> str:
 
 
 def describe_attribute(attribute: object) -> str:
-    """An attribute for reading: others may be called so, too."""
+    """Return a name of an attribute for reading: it need not be unique."""
     return getattr(attribute, "__name__", None) or str(attribute)
 
 
 def is_relation(relation: Relation) -> bool:
-    """Whether the text of a relation is that of this one."""
+    """True if the text of a relation parses to an equal relation."""
     try: return parse_relation(str(relation)) == relation
     except ValueError: return False

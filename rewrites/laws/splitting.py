@@ -1,7 +1,7 @@
-"""The rules by which a term is split over ranks (opmatrix/parallel/sharding/rules.py), each as equations of
-operators: on the left what one rank would compute, on the right what n ranks make of their pieces. Those of symbols
-are for any size and are proved (rewrites/proofs/split_rules.py); those that hold numbers, since laws know nothing of
-sizes of heads, are evaluated in rationals."""
+"""The rules by which a term is sharded over ranks (opmatrix/parallel/sharding/rules.py), each as equations of
+operators: the left side is the computation of one rank, the right side the results of n ranks on their shards.
+Equations of symbols are for any size and are proved (rewrites/proofs/split_rules.py). Equations that hold numbers,
+since laws have no sizes of heads, are evaluated in rationals."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,15 +23,15 @@ from opmatrix.parallel.sharding.moe_dispatch import AT, BACK, CUT, TO
 from rewrites.laws.kinds import left, right, with_heads
 from rewrites.laws.law import FunctionDeclaration
 
-RuleKey = tuple[str, str]                                       # an operation, and the rule by which it is split
+RuleKey = tuple[str, str]                                       # an operation, and the rule by which it is sharded
 Pair = tuple[Operator, Operator]
 M, K, P = size("m"), size("k"), size("p")
-ALL_HEADS, HEAD_COLUMNS = 6, 2                                         # of the equations of numbers
+ALL_HEADS, HEAD_COLUMNS = 6, 2                                         # sizes in the equations of numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SplitEquation(FunctionDeclaration):
-    """One equation: `body` gives both sides for so many pieces, as pairs. `rules`: what it justifies. `says`: the
+    """One equation: `body` returns both sides for n shards, as pairs. `rules`: the rules that it justifies. `says`: the
     equation as people read it. `exact`: it holds numbers."""
     body: Callable[[int], Sequence[Pair]]
     rules: tuple[RuleKey, ...]
@@ -40,10 +40,10 @@ class SplitEquation(FunctionDeclaration):
 
 
 EQUATIONS: list[SplitEquation] = []
-STATED: dict[RuleKey, str] = {}                                 # what the equation of each rule says
+STATED: dict[RuleKey, str] = {}                                 # the equation of each rule, as text
 
-# What no term says, since no operator gives what a monoid carries, and the batch says who sees whom: it is tried
-# (rewrites/proofs/split_checks.py).
+# Rules that no term states, since no operator returns the state of a monoid, and the batch decides which rows a query
+# sees: they are tested on numbers (rewrites/proofs/split_checks.py).
 CARRIED = "{x} over {M} = finish(merge(what rank 1 carries, .., what rank n carries))"
 UNPROVED: dict[RuleKey, str] = {
     **dict.fromkeys((("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"),
@@ -63,7 +63,7 @@ UNPROVED: dict[RuleKey, str] = {
 
 def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
         [Callable[[int], Sequence[Pair]]], SplitEquation]:
-    """Declares an equation of rules."""
+    """Declare an equation of rules."""
     def declare(body: Callable[[int], Sequence[Pair]]) -> SplitEquation:
         EQUATIONS.append(SplitEquation(body, rules, says, exact))
         STATED.update(dict.fromkeys(rules, says))
@@ -72,24 +72,24 @@ def equation(*rules: RuleKey, says: str, exact: bool = False) -> Callable[
 
 
 def statement(rule: RuleKey, over: type[Monoid] = monoids.sum) -> str:
-    """The equation that justifies a rule, as people read it; for what is merged, over a monoid. Raises KeyError for a
-    rule that has none."""
+    """Return the equation that justifies a rule, as people read it; for merged results, over a monoid. Raises KeyError
+    for a rule that has none."""
     if rule in UNPROVED and (not over.ordinary or rule not in STATED):
         return UNPROVED[rule].format(x="x" if rule[0] == "move" else "x · v", M=over.__name__)
     return STATED[rule]
 
 
 def key_of(op: str, rule: str) -> RuleKey:
-    """Under which operation a rule is declared: a slice is one of anything, a ring is a product, and so is attention
-    at the entries of a relation."""
+    """Return the operation under which a rule is declared, and the rule: a slice applies to any operation; a ring is a
+    product, and so is attention at the entries of a relation."""
     if rule == "slice": return "slice", rule
     return ("product" if op in ("ring", "among") and rule not in ("ring of keys", "halo") else op), rule
 
 
-# Values of symbols, and values of pieces.
+# Values of symbols, and values of shards.
 
 def some_values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize, deep: int = 0) -> list[Operator]:
-    """A value for each piece; a size that is a name is another for each."""
+    """Return a value for each shard; a size given by name differs from shard to shard."""
     def own(given: str | LiveSize, at: int) -> LiveSize:
         return size(f"{given}{at}") if isinstance(given, str) else given
     return [symbol(f"{name}{at}", None, Shape(deep + at if deep else 1, own(rows, at), own(columns, at)))
@@ -97,15 +97,15 @@ def some_values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize
 
 def value(name: str, rows: LiveSize, columns: LiveSize) -> Operator: return symbol(name, None, Shape(1, rows, columns))
 def abreast(parts: Sequence[Operator]) -> Operator: return reduce(beside, parts)
-def piled(parts: Sequence[Operator]) -> Operator: return turn(abreast([turn(each) for each in parts]))
+def piled(parts: Sequence[Operator]) -> Operator: return turn(abreast([turn(part) for part in parts]))
 def grouped(parts: Sequence[Operator]) -> Operator: return reduce(with_heads, parts)
 def summed(parts: Sequence[Operator]) -> Operator: return reduce(lambda a, b: a + b, parts)
 def each(f: Operator, parts: Sequence[Operator]) -> list[Operator]: return [compose(part, f) for part in parts]
 def parted(whole: Operator, like: Sequence[Operator]) -> list[Operator]:
-    """Its columns in pieces, as wide as those."""
-    found: list[Operator] = []
-    for one in like[:-1]: found, whole = [*found, left(whole, one)], right(whole, one)
-    return [*found, whole]
+    """Return columns in pieces, as wide as those of `like`."""
+    pieces: list[Operator] = []
+    for one in like[:-1]: pieces, whole = [*pieces, left(whole, one)], right(whole, one)
+    return [*pieces, whole]
 
 
 # ---- matrices
@@ -138,7 +138,7 @@ def rows_of_a_table(n: int) -> list[Pair]:
           ("leave", "rows one by one"),
           says="[x1; ..; xn] @ f = [x1 @ f; ..; xn @ f]")
 def rows_one_by_one(n: int) -> list[Pair]:
-    """What goes through each row by itself goes through the rows of each rank."""
+    """An operator that acts on each row by itself acts on the rows of each rank."""
     xs, f = some_values("x", n, "m", K), symbol("f", K, P, row_wise=True, uniform=True)
     return [(compose(piled(xs), f), piled(each(f, xs)))]
 
@@ -174,7 +174,7 @@ def products_of_pieces(n: int) -> list[Pair]:
 
 
 def alike(n: int) -> list[tuple[Callable[[Sequence[Operator]], Operator], list[Operator], list[Operator]]]:
-    """Two values in pieces of columns, of rows, of heads."""
+    """Return two values in pieces of columns, of rows, of heads."""
     return [(abreast, some_values("x", n, M, "k"), some_values("y", n, M, "k")),
             (piled, some_values("x", n, "m", K), some_values("y", n, "m", K)),
             (grouped, some_values("x", n, M, K, 1), some_values("y", n, M, K, 1))]
@@ -213,10 +213,10 @@ def attention_by_heads(n: int) -> list[Pair]:
     scale = I * symbol("s", None, 1, constant=True, uniform=True)
 
     def attend(q: Operator, k: Operator, v: Operator) -> Operator:
-        found: Operator = product(compose(product(q, turn(k)), scale), v, softmax, causal)
-        return found
+        attended: Operator = product(compose(product(q, turn(k)), scale), v, softmax, causal)
+        return attended
     return [(attend(grouped(queries), grouped(keys), grouped(rows)),
-             grouped([attend(*own) for own in zip(queries, keys, rows, strict=True)]))]
+             grouped([attend(*head) for head in zip(queries, keys, rows, strict=True)]))]
 
 
 @equation(("product", "columns of the product"), says="z · [v1 .. vn] = [z · v1 .. z · vn]")
@@ -245,9 +245,9 @@ def sum_of_heads(n: int) -> list[Pair]:
 # ---- experts: their answers, a head each, times their columns of a gate, summed
 
 def summed_answers(answers: Sequence[Operator], gates: Sequence[Operator]) -> Operator:
-    """Answers of some experts, or of some groups of them, times their gates, summed."""
-    found: Operator = compose(grouped(answers) * grouped(gates), total)
-    return found
+    """Return answers of some experts, or of some groups of them, times their gates, summed."""
+    answer: Operator = compose(grouped(answers) * grouped(gates), total)
+    return answer
 
 
 @equation(("answer", AT), ("combine", BACK), ("leave", BACK),
@@ -271,7 +271,7 @@ def units_of_experts(n: int) -> list[Pair]:
             (summed(parts) * g, summed([part * g for part in parts]))]
 
 
-# ---- what moves
+# ---- redistribution
 
 @equation(("slice", "slice"), ("move", "all_gather"), says="x = [x1 .. xn]")
 def cut_in_pieces(n: int) -> list[Pair]:
@@ -311,18 +311,18 @@ def stages(n: int) -> list[Pair]:
     return [(x @ reduce(lambda a, b: a @ b, layers), reduce(lambda a, b: a @ b, layers, x))]
 
 
-# ---- heads of numbers: sizes of heads are attributes, of which laws know nothing
+# ---- heads of numbers: sizes of heads are attributes, which laws do not have
 
 def numbers(*shape: int) -> Operator:
-    """A matrix, or one for each head, of small whole numbers that are all different."""
-    made: Operator = weight(Data(np.arange(1.0, 1 + np.prod(shape)).reshape(shape) * (-1.0) ** np.arange(shape[-1])))
-    return made
+    """Return a matrix, or one for each head, of small integers that are all different."""
+    matrix: Operator = weight(Data(np.arange(1.0, 1 + np.prod(shape)).reshape(shape) * (-1.0) ** np.arange(shape[-1])))
+    return matrix
 
 def some_heads(lo: int, hi: int, of: int = ALL_HEADS) -> Operator:
-    """Heads lo to hi, without hi, of a value of so many heads."""
+    """Return heads lo to hi, without hi, of a value of `of` heads."""
     whole = numbers(of, 3, HEAD_COLUMNS).args[0].array
-    found: Operator = I @ weight(Data(whole[lo:hi] if hi - lo > 1 else whole[lo]))
-    return found
+    chosen: Operator = I @ weight(Data(whole[lo:hi] if hi - lo > 1 else whole[lo]))
+    return chosen
 
 
 @equation(("split", "heads"), says="[x1 .. xn] in heads = heads(x1 in heads, .., xn in heads)", exact=True)
@@ -351,17 +351,18 @@ def heads_repeated(n: int) -> list[Pair]:
 @equation(("repeat", "copied heads"), says="x repeated = heads(head of rank 1 repeated, .., head of rank n repeated)",
           exact=True)
 def copied_heads(n: int) -> list[Pair]:
-    """Where there are fewer heads than ranks each rank has one whole, and repeats it for its own queries."""
-    ranks, own = 2 * n, 3                                   # two ranks to each of n heads, three queries to each rank
+    """If there are fewer heads than ranks, each rank has one whole head, and repeats it for its own queries."""
+    ranks, queries = 2 * n, 3                                   # two ranks a head, three queries a rank
     held = [r * n // ranks for r in range(ranks)]
-    return [(some_heads(0, n, n) @ repeat(own * ranks), grouped([some_heads(g, g + 1, n) @ repeat(own) for g in held]))]
+    return [(some_heads(0, n, n) @ repeat(queries * ranks),
+             grouped([some_heads(g, g + 1, n) @ repeat(queries) for g in held]))]
 
 
 @equation(("keep_top", "rows one by one"),
           says="the largest of [s1; ..; sn] by [z1; ..; zn] = [the largest of s1 by z1; ..; the largest of sn by zn]",
           exact=True)
 def largest_of_rows(n: int) -> list[Pair]:
-    """Which numbers of a row are kept depends on that row alone."""
+    """The choice of the largest numbers of a row depends on that row alone."""
     parts = [some_heads(r, r + 1) for r in range(n)]
     return [(keep_top(piled(parts), piled(parts[::-1]), k),
              piled([keep_top(*pair, k) for pair in zip(parts, parts[::-1], strict=True)])) for k in (1, HEAD_COLUMNS)]

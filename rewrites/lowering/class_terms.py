@@ -1,5 +1,5 @@
-"""The terms of a class, of all that its members may be read as: each member over the terms of the classes below it.
-What kernels compute below, and what does not depend on the input, is read as the one term that stands for its class."""
+"""The terms of a class, one for each way to read its members over the terms of the classes below. Values that kernels
+compute below, and values that do not depend on the input, are read as the standing term of their class."""
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,37 +11,38 @@ from opmatrix.algebra.term import Kind, Operator
 from rewrites.egraph.egraph import ENode, Graph, fitting
 from rewrites.laws import kinds
 
-MOST_TERMS = 10                                             # of a class: those whose nodes make the fewest numbers
-MOST_WAYS = 64                                              # in which a member is read over terms of its classes
-MOST_MADE = 2000                                            # ways of a graph that are looked at
-MAX_DEPTH_OF_TERMS = 12                                    # as deep as terms are nested, until no term is new
-REWRITING = frozenset(each for each in vars(kinds).values()           # kinds that no program names
-                      if isinstance(each, Kind) and each.body.__module__ == kinds.__name__)
+MOST_TERMS = 10                                             # most terms of a class: the ones with fewest numbers
+MOST_WAYS = 64                                              # most combinations of child terms for a member
+MOST_MADE = 2000                                            # most combinations of one graph that are tried
+MAX_DEPTH_OF_TERMS = 12                                    # most passes over the classes, until no term is new
+REWRITING = frozenset(kind for kind in vars(kinds).values()           # kinds that no program names
+                      if isinstance(kind, Kind) and kind.body.__module__ == kinds.__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTerm:
-    """An operator of a class: a member over terms of its classes, or the term that stands for the class, without a
-    member."""
+    """An operator of a class: a member over terms of its child classes, or, without a member, the standing term of the
+    class."""
 
     cls: int
     operator: Operator
     member: ENode | None = None
     parts: tuple["ClassTerm", ...] = ()
-    size: tuple[float, int] = (0.0, 0)                      # numbers that nodes make, and nodes, above other values
+    size: tuple[float, int] = (0.0, 0)                      # numbers that its nodes compute, and nodes, above values
 
     @property
     def through(self) -> Iterator[int]:
-        """The classes that it is made of, down to those that a term stands for."""
+        """The classes that the term is made of, down to classes that a standing term represents."""
         yield self.cls
         for part in self.parts: yield from part.through
 
 
 @dataclass
 class ClassTerms:
-    """Terms by class. `standing` has a term of each class, `values` are the attributes of members, `is_open` tells
-    the classes of which more than the standing term is looked for, `is_value` those that a step may give, `rows` are of
-    each space. `left_out` are the classes with more terms than are read."""
+    """Terms by class. `standing` has one term of each class, its representative. `values` are the attributes of
+    members. `is_open` is true of a class of which more than the standing term is read. `is_value` is true of a class
+    that a step may compute. `rows` is the number of rows of each space. `left_out` are the classes with more terms than
+    are read."""
 
     graph: Graph
     standing: Mapping[int, Operator]
@@ -64,14 +65,15 @@ class ClassTerms:
                 below = {cls, *self.children(cls)}
                 if below.isdisjoint(before) and below.isdisjoint(changed): continue
                 terms = self.combine(cls)
-                if [each.operator for each in terms] != [each.operator for each in self.known[cls]]:
+                if [term.operator for term in terms] != [term.operator for term in self.known[cls]]:
                     self.known[cls] = terms
                     changed.add(cls)
             if not changed: return
         self.left_out |= changed
 
     def order_below(self, targets: Iterable[int]) -> Iterator[int]:
-        """These classes and the open ones below them, each behind those that it is made of, where it can be."""
+        """Yield these classes and the open ones below them, each after the classes that it is made of where the graph
+        has no cycle."""
         seen = set[int]()
         todo = [(cls, False) for cls in targets]
         while todo:
@@ -83,33 +85,33 @@ class ClassTerms:
                 todo += [(child, False) for child in self.children(cls) if self.is_open(child)]
 
     def children(self, cls: int) -> set[int]:
-        """The classes of what the members of a class are made of."""
+        """Return the child classes of all members of a class."""
         return {child for member in self.graph.members.get(cls, ()) for child in member.children}
 
     def standing_terms(self, cls: int) -> Sequence[ClassTerm]:
-        """The term that stands for a class, if there is one."""
+        """Return the standing term of a class in a list; an empty list if it has none."""
         return [ClassTerm(cls, self.standing[cls])] if cls in self.standing else []
 
     def combine(self, cls: int) -> Sequence[ClassTerm]:
-        """The terms of a class over those of its members' classes as they are known."""
-        terms = {each.operator: each for each in self.standing_terms(cls)}
+        """Return the terms of a class over the known terms of its members' child classes."""
+        terms = {term.operator: term for term in self.standing_terms(cls)}
         for member in self.graph.members.get(cls, ()):
             below = [self.terms_below(child) for child in member.children]
             ways = [*islice(product(*below), MOST_WAYS + 1)]
             if len(ways) > MOST_WAYS: self.left_out.add(cls)
             for parts in ways[:MOST_WAYS]:
-                made = self.make_once(member, parts)
-                if made is not None: terms.setdefault(made.operator, made)
+                term = self.make_once(member, parts)
+                if term is not None: terms.setdefault(term.operator, term)
         ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.size))
         if len(ranked) > MOST_TERMS: self.left_out.add(cls)
         return ranked[:MOST_TERMS]
 
     def terms_below(self, cls: int) -> Sequence[ClassTerm]:
-        """The terms of a class as others are made of them."""
+        """Return the terms of a class that terms of other classes may be made of."""
         return self.known.get(cls, ()) if self.is_open(cls) else self.standing_terms(cls)
 
     def make_once(self, member: ENode, parts: tuple[ClassTerm, ...]) -> ClassTerm | None:
-        """A member over terms, as far as the limit goes."""
+        """Return a member over terms, from the cache where it is there; None beyond `MOST_MADE`."""
         key = member, tuple(part.operator for part in parts)
         if key not in self.made:
             if len(self.made) >= MOST_MADE:
@@ -119,8 +121,8 @@ class ClassTerms:
         return self.made[key]
 
     def make(self, member: ENode, parts: tuple[ClassTerm, ...]) -> ClassTerm | None:
-        """A member over terms; None where they do not fit, where it is made of its own class, and where no program can
-        say it."""
+        """Return a member over terms; None where the terms do not fit, where they contain its own class, and where no
+        program can express the result."""
         cls = member.cls
         if any(cls in part.through for part in parts): return None
         operator = fitting(member, {part.cls: part.operator for part in parts}, self.values)
@@ -132,11 +134,11 @@ class ClassTerms:
 
     @cached_property
     def closed(self) -> set[Operator]:
-        """The terms that stand for values, and for classes which are read no further."""
+        """The standing terms of values, and of classes that are read no further."""
         return {term for cls, term in self.standing.items() if self.is_value(cls) or not self.is_open(cls)}
 
     def walk_open(self, operator: Operator) -> set[Operator]:
-        """The nodes of a term down to terms that are read no further."""
+        """Return the nodes of a term, down to terms that are read no further."""
         seen, todo = {operator}, [*operator.children]
         while todo:
             node = todo.pop()
@@ -146,6 +148,6 @@ class ClassTerms:
         return seen
 
     def count_numbers(self, node: Operator) -> float:
-        """The numbers that a node makes."""
+        """Return the number of numbers that a node computes."""
         return prod(self.rows.get(str(size), 1.0) if isinstance(size, Space) else size for size in node.out
                     if isinstance(size, Space | int))

@@ -1,4 +1,4 @@
-"""What float32 cannot hold: numbers beyond its range, in what models are made of and in what they give."""
+"""Checks of the range of float32: numbers beyond it in a model's weights and in its results."""
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +12,7 @@ from opmatrix.algebra.term import Operator
 
 
 def check_finite(what: str, wanted: NDArray[np.floating]) -> None:
-    """Raises InputError where what a model gives in float64 is no number: no error can be measured beside it."""
+    """Raise InputError where the float64 result of a model is not finite: no error can be measured against it."""
     if not (sure := np.isfinite(wanted)).all():
         where = tuple(map(int, np.argwhere(~sure)[0]))
         raise InputError(f"{what} is {wanted[where]} at {list(where)} of {list(wanted.shape)}, in float64, too, so no "
@@ -21,7 +21,7 @@ def check_finite(what: str, wanted: NDArray[np.floating]) -> None:
 
 
 def check_range(what: str, given: NDArray[np.floating], model: Operator, batch: Batch) -> None:
-    """Raises InputError where a program gives no number, and neither does the model where it is read in float32."""
+    """Raise InputError where a program gives numbers that are not finite, and the model read in float32 does too."""
     if np.isfinite(given).all(): return
     with np.errstate(all="ignore"): rough = dense(model, batch, dtype=np.float32)
     if not np.isfinite(rough).all():
@@ -30,11 +30,11 @@ def check_range(what: str, given: NDArray[np.floating], model: Operator, batch: 
 
 
 def list_arrays(model: Operator) -> Iterator[Data]:
-    """Every array that the model is made of, as its file has it."""
+    """Yield every array that the model is made of, as its file has it."""
     for term in model.walk():
         yield from (value.base or value for value in term.attributes if isinstance(value, Data))
 
 
 def max_magnitude(data: Data) -> float:
-    """The largest magnitude of its numbers."""
+    """Return the largest magnitude of the numbers of an array."""
     return max(float(data.array.max()), -float(data.array.min()))

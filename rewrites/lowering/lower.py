@@ -1,7 +1,7 @@
-"""From the saturated graph to an extraction problem: kernels are members of the classes they compute, a stored weight
-in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels
-add instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored
-form."""
+"""From the saturated graph to an extraction problem: kernels are members of the classes they compute. A weight stored
+in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". So there is a node
+for each method and one for each kernel, not one for each pair: product time and error belong to the use, epilogue time
+to the kernel, bytes to the stored form."""
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,7 +40,7 @@ class Method(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the weight is stored as it is, in float32."""
+        """True if the weight is stored as it is, in float32."""
         return is_plain(self.format)
 
     def __str__(self) -> str:
@@ -49,28 +49,27 @@ class Method(NamedTuple):
 
 
 EXACT = (Method(),)
-TURNED = "turned"                                           # a layout: a table whose columns are its rows
-DIAGONAL = "wanda"                                          # of metrics of what a weight is multiplied by, the one of
-                                                            # column norms
-FITTED = DIAGONAL, "whitened"                               # all of them
+TURNED = "turned"                                           # layout of a table whose rows are stored as columns
+DIAGONAL = "wanda"                                          # metric of a weight's inputs: the norms of their columns
+FITTED = DIAGONAL, "whitened"                               # all metrics of a weight's inputs
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is
-    none."""
+    """True if this is a format that holds any weight as it is. A user's approximation is no format, so it is not
+    plain."""
     return name in FORMATS and FORMATS[name].plain
 
 
 class KernelCall(NamedTuple):
-    """What a chosen kernel node stands for: an implementation and the class or attribute of each of its variables."""
+    """A kernel node: an implementation and the class or attribute of each of its variables."""
 
     implementation: Implementation
     bound: tuple[tuple[str, Any], ...]
 
 
 class Use(NamedTuple):
-    """x times the weight of a class, laid out for a kernel, on the way to the class that the kernel gives: two kernels
-    that read one weight multiply twice, so they may not share a use."""
+    """x times the weight of a class, laid out for a kernel, for the class that the kernel computes. Two kernels that
+    read one weight multiply twice, so they may not share a use."""
 
     x: int
     weight: int
@@ -87,7 +86,7 @@ class Stored(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is stored, whichever part reads it: the same numbers in the same form are one constant."""
+    """A stored constant, independent of the part that reads it: the same numbers in the same form are one constant."""
 
     weight: Operator
     layout: str
@@ -107,7 +106,7 @@ class ByPosition(NamedTuple):
 
 
 class TermArray(NamedTuple):
-    """An array that a term reads: the attribute that holds it, and which of its arrays."""
+    """An array that a term reads: the attribute that holds it, and its number among the arrays of that attribute."""
 
     name: str
     at: int
@@ -116,10 +115,10 @@ class TermArray(NamedTuple):
 @dataclass(frozen=True)
 class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
-    of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of
-    the same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are:
-    the same patterns match, and where it is of this very template its terms are the same. `tied` are the leaves that
-    the model has in several places."""
+    of the leaves it is made of. Without `fusion` only implementations of single operators are used. `like` is a
+    lowering of the same graph and sizes, so its kernels are reused. `near` is a lowering with the same equalities
+    between sizes, so its matches are reused; its terms too if the template is the same object. `tied` are the leaves
+    that the model has in several places."""
 
     graph: Graph
     template: Template
@@ -131,7 +130,7 @@ class Lowering:
 
     @cached_property
     def twin(self) -> "Lowering | None":
-        """The one that is near where it is of this very template."""
+        """`near`, where its template is this very object; else None."""
         return self.near if self.near is not None and self.near.template is self.template else None
 
     @cached_property
@@ -144,7 +143,8 @@ class Lowering:
 
     @cached_property
     def calls(self) -> list[tuple[int, KernelCall]]:
-        """Every kernel that computes a class, with what it reads; what none reaches is read as terms."""
+        """Every kernel that computes a class, with its operands, and terms as steps for classes that no kernel
+        computes."""
         return [*self.matched, *((cls, KernelCall(term, tuple(bound.items())))
                                  for cls, term, bound in self.term_calls.list_calls())]
 
@@ -155,13 +155,13 @@ class Lowering:
 
     @property
     def limit(self) -> str | None:
-        """A line where a class has more terms than were read, if terms were read at all."""
+        """A line of text if some class has more terms than were read; None otherwise, and where no terms were read."""
         if self.like is not None: return self.like.limit
         return self.term_calls.limit if "calls" in vars(self) else None
 
     @cached_property
     def epilogues(self) -> dict[Use, list[str]]:
-        """The stages that follow on the product of a use."""
+        """The stages that follow the product of each use."""
         if self.like is not None:
             return self.like.epilogues
         return {use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
@@ -170,11 +170,11 @@ class Lowering:
 
     @cached_property
     def routed(self) -> dict[Use, int]:
-        """How many matrices of its stack a row is multiplied by, where a use is of some of them."""
+        """Most matrices of a stack that a row is multiplied by, for each use that reads only some of them."""
         if self.like is not None:
             return self.like.routed
-        return {use: int(given["most"]) for cls, call in self.calls for declared in list_kernels(call)
-                if "most" in (given := attributes(self, call, declared)) for use in self.children(cls, call)[1]}
+        return {use: int(arguments["most"]) for cls, call in self.calls for declared in list_kernels(call)
+                if "most" in (arguments := attributes(self, call, declared)) for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, KernelCall]]:
@@ -185,15 +185,15 @@ class Lowering:
 
     @cached_property
     def matched_imported(self) -> list[tuple[int, KernelCall]]:
-        """Every match of an implementation among the imported nodes alone, without what laws have made."""
+        """Every match of an implementation among the imported nodes alone, without nodes that laws have added."""
         if self.near is not None:
             return self.near.matched_imported
         imported = imported_part(self.graph, self.template)
-        if len(imported.nodes) < len(self.template.entries): return self.matched     # a schedule's, as it was written
+        if len(imported.nodes) < len(self.template.entries): return self.matched     # a schedule: as it was written
         return self.match_kernels(KernelMatches(imported, self.terms, self.template.values))
 
     def match_kernels(self, matcher: KernelMatches) -> list[tuple[int, KernelCall]]:
-        """Every match of an implementation, class by class."""
+        """Return every match of an implementation, class by class."""
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
         varying = self.graph.facts["act"] - self.graph.fixed
         return [(cls, KernelCall(implementation, tuple(bound.items())))
@@ -212,24 +212,25 @@ class Lowering:
         rows: set[Hashable] = set()
         for cls, call in self.calls:
             if isinf(seconds := self.prices.kernel(self, cls, call)): continue
-            children, own = self.children(cls, call)
+            children, weights = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), seconds, label=call))
             nodes += [Node(child, (), memory=self.bytes_beside(child), label=child)
                       for child in children if isinstance(child, Row | ByPosition | TermArray) and child not in rows]
             rows.update(children)
-            uses |= dict.fromkeys(own)
+            uses |= dict.fromkeys(weights)
         return nodes, [*uses]
 
     def problem(self, roots: Sequence[int], given: Sequence[int],
                 methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
-        """The extraction problem of these root classes, with the borders `given` for nothing."""
+        """Return the extraction problem of these root classes, with the borders `given` at no cost."""
         nodes, uses = self.kernels
-        made: dict[Hashable, Stored] = {}
-        stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
+        constants: dict[Hashable, Stored] = {}
+        stored = [node for use in uses for node in self.representations(use, methods(self, use), constants)]
         return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
 
     def children(self, gives: int, call: KernelCall) -> tuple[list[Hashable], list[Use]]:
-        """Values as they are, weights as uses of the value they multiply, constants as rows."""
+        """Return the children of a kernel node, and its uses. Values are themselves, weights are uses of the value they
+        multiply, constants are rows."""
         bound, sorts = dict(call.bound), call.implementation.variables
         children: list[Hashable] = []
         uses: list[Use] = []
@@ -245,12 +246,12 @@ class Lowering:
                     x = multiplied(bound, name)
                     uses.append(Use(x, cls, call.implementation.layout, gives))
         if isinstance(call.implementation, Interpreted):
-            children += [TermArray(*each) for each in call.implementation.arrays]
+            children += [TermArray(*array) for array in call.implementation.arrays]
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: dict[Hashable, Stored]) -> Iterator[Node]:
-        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or
-        where another use may share it."""
+        """Yield the nodes of the methods of a use. A plain method is left out where another plain one is faster or
+        smaller and no worse in both, unless another use may share it."""
         prices = {method: self.price(use, method) for method in methods}
         plain = [method for method in methods if method.plain]
         for method, (seconds, size) in prices.items():
@@ -264,18 +265,18 @@ class Lowering:
             if first is stored: yield Node(stored, (), memory=size, label=stored)
 
     def gathers(self, use: Use) -> bool:
-        """Whether a use chooses rows of a table."""
+        """True if a use chooses rows of a table."""
         return use.x in self.graph.facts["given"]
 
     def gatherable(self, use: Use, method: Method) -> bool:
-        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or as columns of the
-        panels that products read; of what is no narrower only where a product may read it, too."""
+        """True if rows can be chosen from a table in this representation: its rows are stored as rows, or as columns of
+        the panels that products read. Panels of a plain format qualify only where a product may read them, too."""
         form = FORMATS[method.format]
         return form.rowwise or (form.panelled is not None and (not form.plain or self.stands_elsewhere(use.weight)))
 
     def holdable(self, use: Use, method: Method) -> bool:
-        """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
-        it; blocks that a file stores are of the weights that are made of nothing else."""
+        """True if a weight of this shape can be stored by this method. A method proposed for a leaf may not fit a
+        matrix made of the leaf. Blocks of a file fit only a weight that is such a leaf, or is joined of them."""
         form, layout = FORMATS.get(method.format), self.held(use, method).layout
         if form is not None and form.filed is not None:
             blocks = self.filed(use.weight, layout)
@@ -284,17 +285,18 @@ class Lowering:
         return (stacks if heads else holds)(method.format, n, p, method.parameters)
 
     def stands_elsewhere(self, cls: int) -> bool:
-        """Whether a weight is a leaf that the model has in another place, too."""
+        """True if a weight is a leaf that the model has in another place, too."""
         term = self.terms[cls] if self.tied else None
         return term is not None and term.kind.name == "weight" and leaf(term.args[0]) in self.tied
 
     def held(self, use: Use, method: Method) -> Stored:
-        """What a use reads: a table in panels lies as products multiply by it, its rows as columns."""
+        """Return the stored form that a use reads. A table in panels is laid out as products multiply by it, its rows
+        as columns."""
         turned = self.gathers(use) and not FORMATS[method.format].rowwise
         return Stored(use.weight, TURNED if turned else use.layout, method)
 
     def content(self, stored: Stored) -> Content | None:
-        """What another part may share; None of what is fitted to what this one multiplies."""
+        """Return the content that another part may share; None for a method fitted to the inputs of this part."""
         term, how, method = self.terms[stored.weight], stored.layout, stored.method._replace(error=0.0)
         if method.fit in FITTED: return None
         if how == TURNED and term.kind.name == "weight": term, how = weight(term.args[0].T), "columns"
@@ -302,36 +304,36 @@ class Lowering:
 
     @cached_property
     def priced(self) -> dict[Hashable, tuple[float, float]]:
-        """Seconds and bytes of uses so far: the same for every part of this structure and these sizes."""
+        """Seconds and bytes of uses so far, shared by every part of this structure and these sizes."""
         return {} if self.like is None else self.like.priced
 
     def price(self, use: Use, method: Method) -> tuple[float, float]:
-        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        """Return the seconds of x times a weight in this representation, and the bytes of the weight."""
         key = use, method[:2]
         if key not in self.priced:
             self.priced[key] = self.prices.product(self, use, method)
         return self.priced[key]
 
     def columns(self, cls: int) -> int:
-        """Numbers in a row of a value, all heads together."""
+        """Return the numbers in a row of a value, all heads together."""
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
 
     def bytes_beside(self, child: Row | ByPosition | TermArray) -> float:
-        """Bytes of a constant beside the weights."""
+        """Return the bytes of a constant beside the weights."""
         match child:
             case Row(): return 4.0 * self.columns(child.constant)
             case ByPosition(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.cls))
         return 4.0 * prod(read_array(self.template.values, *child).shape)
 
     def tables(self, cls: int) -> list[Data]:
-        """Cosines and sines of a rotation, the table of numbers by distance, picked or not."""
-        nodes = [each for node in self.graph.members[cls] for each in
+        """Return the cosines and sines of a rotation, or the table of numbers by distance, picked or not."""
+        nodes = [member for node in self.graph.members[cls] for member in
                  (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))]
         node = next(node for node in nodes if node.kind in ("rotate", "by_distance"))
         return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:
-        """The weight leaves that a use or a stored weight is made of: the family that cuts are about."""
+        """Return the weight leaves that a use is made of: the family that cuts constrain. Empty for other classes."""
         return self.families.get(cls, ()) if isinstance(cls, Use) else ()
 
     @cached_property
@@ -343,12 +345,12 @@ class Lowering:
         return {use: tuple(map(names.__getitem__, self.arrays(use.weight))) for use in self.kernels[1]}
 
     def arrays(self, cls: int) -> list[Data]:
-        """The arrays that a weight is made of."""
+        """Return the arrays that a weight is made of."""
         return [term.args[0] for term in self.terms[cls].walk() if term.kind.name == "weight"]
 
     def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
-        """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the
-        other."""
+        """Return the float64 numbers of a weight in the layout of a kernel: in x out, heads side by side or one above
+        the other."""
         if how == TURNED: return self.matrix(cls, "columns").T
         if halves := self.halves(cls):
             rows = width or int(self.terms[cls].into.cols)
@@ -359,13 +361,13 @@ class Lowering:
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
 
     def filed(self, cls: int, how: str) -> list[np.ndarray]:
-        """The blocks (outputs, groups) of one kind that the numbers of a weight were widened from, those of each head
-        where these are stacked, part by part where it is joined of several; none where it is anything but leaves of a
-        file that stores them so."""
+        """Return the blocks (outputs, groups) of one kind that the numbers of a weight were widened from: the ones of
+        each head where heads are stacked, and of each part where the weight is joined of several. Empty unless the
+        weight is made of leaves of a file that stores them so."""
         if halves := self.halves(cls):
             parts = [self.filed(half, how) for half in halves]
-            found = [blocks for part in parts for blocks in part]
-            return found if all(parts) and len({blocks.dtype for blocks in found}) == 1 else []
+            filed = [blocks for part in parts for blocks in part]
+            return filed if all(parts) and len({blocks.dtype for blocks in filed}) == 1 else []
         term = self.terms[cls]
         if how not in ("columns", STACK, TURNED) or term.kind.name != "weight": return []
         file = term.args[0] if how == TURNED else term.args[0].base
@@ -373,28 +375,28 @@ class Lowering:
         return [file.blocks.reshape(-1, file.blocks.shape[-1]) if how == "columns" else file.blocks]
 
     def vector(self, cls: int, columns: int) -> np.ndarray:
-        """The float64 numbers of a constant row, heads side by side."""
+        """Return the float64 numbers of a constant row, heads side by side."""
         if halves := self.halves(cls):
             return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
         numbers = as_array(self.terms[cls]).reshape(-1)
         return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
 
     def stored(self, cls: int, how: str) -> tuple[int, ...]:
-        """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads ×
-        in × out."""
+        """Return the shape of a weight in the layout of a kernel: in × out, heads side by side or one above the other,
+        or heads × in × out."""
         heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
         return {"columns": (n, heads * p), "rows": (heads * n, p), STACK: (heads, n, p), TURNED: (heads * p, n)}[how]
 
     def promised(self, cls: int) -> bool:
-        """Whether a weight or a constant row is made of arrays that nobody has yet."""
-        return any(isinstance(each, Promised) for term in self.terms[cls].walk() for each in term.attributes)
+        """True if a weight or a constant row is made of arrays that are only promised."""
+        return any(isinstance(attribute, Promised) for term in self.terms[cls].walk() for attribute in term.attributes)
 
     def halves(self, cls: int) -> tuple[int, ...]:
-        """The parts of a joined weight or bias."""
+        """Return the parts of a joined weight or bias; empty if it is not joined."""
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
 
 
 def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
-    """A weight as it is: in the panels of products, and row by row, as tables are read."""
+    """Return the plain methods of a use: panels and plain rows for a product, rows alone for a table."""
     return EXACT if lowering.gathers(use) else (*EXACT, Method("packed"))
 

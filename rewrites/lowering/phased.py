@@ -1,11 +1,11 @@
-"""A workload of generated text: a request is prompts and the tokens that follow them. Its seconds are those of the
-prompts in one step, and for each token of the answer those of a step of one row, at the mean context.
+"""A workload of generated text: a request is prompts and the tokens that follow them. Its seconds are the sum of one
+step for the prompts, and of a step of one row, at the mean context, for each token of the answer.
 
     optimize(model, workload="generate:512+128x8")
 
-Every step of a program but attention computes a row from that row alone, so one program serves both: it is priced as
-sessions run it, attention over what is cached. A program that is none of sessions computes all of its text anew for
-every token, and is priced so."""
+Every step of a program but attention computes a row from that row alone, so one program serves both. It is priced as
+sessions run it, with attention over caches. A program that no session can run recomputes its whole text for every
+token, and is priced so."""
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ EXAMPLE = "generate:512+128, or generate:512+128x8"
 PREFIX = "generate:"
 WRITTEN = re.compile(r"generate:(\d{1,9})\+(\d{1,9})(?:x(\d{1,6}))?", re.ASCII)
 NEW_SCORES = pairs[among(HELD)]                             # scores of new rows with all that their sequences hold
-MOST_ROWS = 1 << 20                                         # of all prompts and answers of a request
+MOST_ROWS = 1 << 20                                         # most tokens of all prompts and answers of a request
 
 
 class Phase(NamedTuple):
-    """Steps of a request that are alike: how many, the extents of one, where its sequences begin; and whether earlier
-    rows lie in caches."""
+    """Equal steps of a request: their count, the extents of one, the first row of each sequence, and whether earlier
+    rows are in caches."""
     times: int
     extents: Extents
     starts: NDArray[np.int64]
@@ -37,7 +37,8 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """A request: tokens of a prompt, tokens of its answer, and how many such sequences are generated at once."""
+    """A request: tokens of a prompt, tokens of its answer, and the number of such sequences that are generated at
+    once."""
     prompt: int
     answer: int
     sequences: int = 1
@@ -47,18 +48,18 @@ class Generation:
 
     @property
     def said(self) -> str:
-        """In words."""
+        """The request in words."""
         at_once = f", {self.sequences} sequences at once" if self.sequences > 1 else ""
         return f"a prompt of {self.prompt} tokens, {self.answer} generated{at_once}"
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence in the end."""
+        """Tokens of a sequence at the end."""
         return self.prompt + self.answer
 
     @property
     def context(self) -> int:
-        """What a row of the answer sees on average, itself among it."""
+        """Mean number of rows that a row of the answer sees, itself included."""
         return self.prompt + (self.answer + 1) // 2
 
     @property
@@ -66,7 +67,8 @@ class Generation:
         return [self.prompt] * self.sequences
 
     def phases(self, patterns: Iterable[Pattern], cached: bool = True) -> tuple[Phase, ...]:
-        """The prompts in one step, then the steps of the answer. Without caches a step is a run of the whole text."""
+        """Return the step of the prompts, then the steps of the answer. Without caches a step is a run of the whole
+        text."""
         seen = [*patterns]
         if cached:
             return (prefill(self.prompt, self.sequences, seen),
@@ -79,41 +81,42 @@ Phases = tuple[Phase, ...]
 
 
 def is_phases(found: object) -> TypeGuard[Phases]:
-    """Whether these are the phases of a request, and no shares."""
-    return isinstance(found, tuple) and bool(found) and all(isinstance(each, Phase) for each in found)
+    """True if these are the phases of a request, and no shares."""
+    return isinstance(found, tuple) and bool(found) and all(isinstance(phase, Phase) for phase in found)
 
 
 def prefill(length: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
-    """The step of so many prompts, each of so many tokens."""
+    """Return the step of `sequences` prompts of `length` tokens."""
     return over_caches([length] * sequences, length, sequences * length * (length + 1) // 2, patterns)
 
 
 def later_step(context: int, sequences: int, patterns: Iterable[Pattern] = ()) -> Phase:
-    """The step of one row a sequence, each of which sees so many rows."""
+    """Return the step of one row a sequence, each of which sees `context` rows."""
     return over_caches([1] * sequences, context, sequences * context, patterns)
 
 
 def over_caches(rows: Sequence[int], length: int, scores: int, patterns: Iterable[Pattern]) -> Phase:
-    """A step of so many rows of each sequence, which see so many in all. What no cache serves would compute the scores
-    of whole texts, of this length."""
+    """Return a step with `rows` new rows of each sequence, which see `scores` rows in all. Attention that no cache
+    serves would compute the scores of whole texts, of this length."""
     whole = counted([length] * len(rows), patterns)
     return Phase(1, Extents.made({**whole.numbers, T: sum(rows), S: len(rows), NEW_SCORES: scores}), begin(rows), True)
 
 
 def begin(rows: Sequence[int]) -> NDArray[np.int64]:
-    """Where sequences of so many rows begin, and where the last ends."""
+    """Return the first row of each sequence, for sequences of these numbers of rows, and the end of the last."""
     return np.cumsum([0, *rows], dtype=np.int64)
 
 
 def parse_generation(text: str, where: str = "workload") -> Generation | None:
-    """What `generate:512+128x8` says; None of any other text. Raises InputError for numbers that are none."""
+    """Parse `generate:512+128x8`; None for any other text. Raises InputError for invalid numbers."""
     if not text.startswith(PREFIX): return None
-    if not (found := WRITTEN.fullmatch(text.strip())):
+    if not (match := WRITTEN.fullmatch(text.strip())):
         raise InputError(f"{where} {text:.60}: it is no workload of generated text: write generate:PROMPT+ANSWER in "
                          f"tokens, such as {EXAMPLE}")
-    made = Generation(int(found[1]), int(found[2]), int(found[3] or 1))
-    for what, count in (("prompt", made.prompt), ("answer", made.answer), ("sequences", made.sequences)):
+    generation = Generation(int(match[1]), int(match[2]), int(match[3] or 1))
+    for what, count in (("prompt", generation.prompt), ("answer", generation.answer),
+                        ("sequences", generation.sequences)):
         if not count: raise InputError(f"{where} {text}: {what} 0: give 1 or more, such as {EXAMPLE}")
-    if (rows := made.length * made.sequences) > MOST_ROWS:
+    if (rows := generation.length * generation.sequences) > MOST_ROWS:
         raise InputError(f"{where} {text}: {rows:,} tokens in all; a workload may have {MOST_ROWS:,}")
-    return made
+    return generation

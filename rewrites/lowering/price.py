@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class TimeModel(Protocol):
-    """What prices a kernel: formats.machine.model.Machine, or a stand-in."""
+    """A model that prices kernels: formats.machine.model.Machine, or a stand-in."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: ...
 
 
 def name_machine(machine: TimeModel) -> str:
-    """How a report calls a machine: its own name, else what it is."""
+    """Return the name of a machine for reports: its own, else that of its type."""
     return str(getattr(machine, "name", type(machine).__name__))
 
 
 @lru_cache(4096)
 def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
-    """Whether a format with these parameters takes n x p matrices."""
+    """True if a format with these parameters takes n x p matrices."""
     try: FORMATS[name].expected(n, p, **dict(parameters))
     except FormatError: return False
     return True
@@ -53,27 +53,27 @@ def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...
 
 @lru_cache(4096)
 def stacks(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
-    """Whether stacks of n x p matrices have this format with these parameters."""
+    """True if stacks of n x p matrices can have this format with these parameters."""
     return can_stack(FORMATS[name]) and holds(name, n, p, parameters)
 
 
 @lru_cache(4096)
 def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> float:
-    """Bytes of an n x p matrix in a format, from the format's own formula."""
+    """Return the bytes of an n x p matrix in a format, from the format's own formula."""
     form = FORMATS[name]
     return float(form.bytes.subs(form.expected(n, p, **dict(parameters))))
 
 
 @lru_cache(4096)
 def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> dict[str, float]:
-    """The sizes by name that a format's kernel is priced by."""
+    """Return the sizes, by name, that a format's kernel is priced by."""
     return {str(size): value for size, value in FORMATS[name].expected(n, p, **dict(parameters)).items()}
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a batch of these extents takes on a machine; where it is `cached`, the step of a session: attention reads
-    what sequences hold, and new keys and values are put beside it."""
+    """Seconds of a batch of these extents on a machine. If `cached`, seconds of a session's step: attention reads the
+    cached rows of sequences, and new keys and values are written to the caches."""
 
     machine: TimeModel
     extents: Extents
@@ -81,46 +81,48 @@ class Prices:
 
     @cached_property
     def group(self) -> Extents:
-        """The extents that the machine is asked about: where a batch runs in groups, those of one."""
-        found: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
-        if not self.cached or found is self.extents: return found
-        share = found["T"] / self.extents["T"]              # sequences are alike
+        """The extents that the machine predicts: of one group, where a batch runs in groups; else of the batch."""
+        extents: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
+        if not self.cached or extents is self.extents: return extents
+        share = extents["T"] / self.extents["T"]              # sequences are alike
         return Extents.made({size: count * share for size, count in self.extents.numbers.items()})
 
     @cached_property
     def live(self) -> dict[str, float]:
-        """Rows of each space."""
+        """The number of rows of each space."""
         return {str(size): count for size, count in self.group.items() if not isinstance(size, PatternPairs)}
 
     def rows(self, lowering: "Lowering", cls: int) -> float:
-        """How many rows a class has."""
+        """Return the number of rows of a class."""
         name = str(lowering.matcher.rows[cls])
-        return self.live[name] if name in self.live else self.group[name]           # which says what is missing
+        return self.live[name] if name in self.live else self.group[name]           # its error names the missing size
 
     @property
     def start(self) -> float:
-        """Seconds of a run beside its kernels, as far as the machine knows them."""
+        """Seconds of a run outside its kernels, as far as the machine knows them."""
         return learning(lambda: float(getattr(self.machine, "start", 0.0)))
 
     def beside(self, program: "Program") -> float:
-        """Seconds of a program's run beside its kernels: each of its recordings begins as a run does; of a session's
-        step, its decoder's."""
+        """Return the seconds of a program's run outside its kernels. Each recording starts as a run does; for a
+        session's step the recordings of its decoder count."""
         return self.start * max(1, (decoder_of(program) or program if self.cached else program).schedule.recordings)
 
     def seconds(self, costs: Costs) -> float:
-        """What the machine predicts for these kernels, after what it lacks was measured."""
+        """Return the seconds that the machine predicts for these kernels. Kernels that it has no data for are measured
+        first."""
         return learning(lambda: sum(self.machine.seconds(name, **sizes) for name, sizes in costs))
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
                rows: float | None = None) -> float:
-        """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
+        """Return the seconds of x times an n x p matrix in a format, for `rows` rows or by default all tokens."""
         return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
                                                self.group["T"] if rows is None else rows))
 
     def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
               rows: float | None = None, most: int | None = None) -> tuple[float, float]:
-        """Seconds of x times a matrix n x p for each head, and the bytes of these: of dense ones one kernel, of other
-        formats their own once a head; where a row names so many of them at most, once for each that is named."""
+        """Return the seconds of x times an n x p matrix for each head, and the bytes of these matrices. Dense ones take
+        one kernel, other formats one for each head. If each row names `most` matrices at most, one for each that is
+        named."""
         tokens, size = self.group["T"] if rows is None else rows, heads * stored_bytes(form, n, p, parameters)
         if most is not None:
             sizes = count_sizes(form, n, p, parameters)
@@ -129,7 +131,7 @@ class Prices:
         return heads * self.linear(form, n, p, parameters, tokens), size
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
-        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        """Return the seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
         if len(shape) == 3:
             heads, rows, cols = shape
@@ -147,26 +149,27 @@ class Prices:
 
     @property
     def parts(self) -> tuple[tuple[float, "Prices"], ...]:
-        """Itself, with its share: all; as a mean has several."""
+        """A sequence of these prices alone, with the share 1, in the form of a mean's parts."""
         return ((1.0, self),)
 
     def gathered(self, p: int) -> float:
-        """Seconds of a row of so many columns for each token, from a table."""
+        """Return the seconds to gather a row of `p` columns from a table for each token."""
         return self.seconds(gather_cost(p, self.live["T"]))
 
     def spent(self, cost: Callable[[Extents], Costs]) -> float:
-        """Seconds of kernels, by their cost at the extents that the machine is asked about."""
+        """Return the seconds of kernels, from their cost at the extents that the machine predicts."""
         return float(self.seconds(cost(self.group)))
 
     def spared(self, stages: Sequence[str], rows: float, cols: int) -> float:
-        """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
+        """Return the seconds that an epilogue takes less than its kernel's price when it follows a product that
+        rounds."""
         plain, narrow = ([(name, {"T": rows, "p": cols}) for name in behind_product(stages, rounds)]
                          for rounds in (False, True))
         return self.seconds(plain) - self.seconds(narrow)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
-        """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight; infinitely many
-        where no session runs it."""
+        """Return the seconds of a kernel without its products: of its epilogue, or of the whole where it has no weight;
+        infinite where no session can run it."""
         if self.cached and not all(map(in_sessions, list_kernels(call))): return inf
         return sum(self.seconds(cost_in_session(kernel, bound, out, self.group) if self.cached
                                 else kernel.cost(bound, out, self.group))
@@ -174,18 +177,18 @@ class Prices:
 
 
 def in_sessions(kernel: Declared) -> bool:
-    """Whether a session runs it: its rows depend on none but new ones, or it has a way over caches."""
+    """True if a session can run a kernel: its rows depend on new rows only, or it has a variant over caches."""
     return bool(kernel.cached_variant) or not kernel.row_mixing
 
 
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:
-    """What a kernel costs in a step of a session: attention as the kernel that stands for it there
-    (opmatrix.inference.cached), over caches of a number type, and a pass over its keys and values, which are put into
+    """Return the cost of a kernel in a step of a session. Attention costs as much as its variant
+    (opmatrix.inference.cached) over caches of the number type `number`, and a pass that writes its keys and values to
     them."""
     if not kernel.cached_variant: return kernel.cost(bound, out, extents)
-    variant, kept = KERNELS[kernel.cached_variant], (bound.k, bound.v)
-    rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in kept)
+    variant, stored = KERNELS[kernel.cached_variant], (bound.k, bound.v)
+    rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in stored)
     record = variant.record(q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows,
                             behind=window_attribute(bound).get("behind", BEYOND))
-    put = [("scale", {"T": extents["T"], "p": row_width(each)}) for each in kept]
+    put = [("scale", {"T": extents["T"], "p": row_width(operand)}) for operand in stored]
     return [*variant.cost(record, out, extents), *put]

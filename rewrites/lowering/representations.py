@@ -1,6 +1,6 @@
-"""Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
-where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
-sample of its numbers."""
+"""Representations that hold a weight exactly: sparse formats where it is pruned, float16 where it was trained in it,
+blocks where its file stores them. No number is rounded, so they belong to the exact search. A dense weight costs a look
+at a sample of its numbers."""
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -21,12 +21,11 @@ from rewrites.lowering.kernel_matches import leaf
 from rewrites.lowering.lower import EXACT, TURNED, Lowering, Method, Use
 
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
-NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be
-                                                                      # stored by, in bits
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # bits of the narrowest stored numbers, by name
 
 
 def check_budgets(memory: float | None, number_type: str) -> None:
-    """Raises InputError, which names the option, for what no program can be asked for: bytes that are none, an unknown
+    """Raise InputError, which names the option, for memory that is no positive finite number of bytes, or an unknown
     number type."""
     if memory is not None and not 0 < memory < float("inf"):
         raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
@@ -38,15 +37,15 @@ LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
 def traits(numbers: np.ndarray) -> frozenset[str]:
-    """`sparse` and `float16`, as far as a sample of the numbers can tell."""
+    """Return `sparse` and `float16`, as far as a sample of the numbers can tell."""
     sample = sample_numbers(numbers)
-    found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
+    shares = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
              "float16": exactly_half(sample)}
-    return frozenset(name for name, holds in found.items() if holds)
+    return frozenset(name for name, holds in shares.items() if holds)
 
 
 def find_traits(data: Data) -> frozenset[str]:
-    """The traits of a leaf, looked up once; what is only promised has none."""
+    """Return the traits of a leaf, computed once. A leaf that is only promised has none."""
     known = LOOKED.get(data)                                # once: its key may be an equal leaf, which others hold
     if known is None:
         known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
@@ -55,26 +54,26 @@ def find_traits(data: Data) -> frozenset[str]:
 
 
 def content(template: Template) -> tuple[str, ...]:
-    """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: parts
-    of equal structure are the same problem where these are equal."""
+    """Return the keys of the weights whose numbers, or file blocks, decide which formats can hold them, and the names
+    of other values. Parts of equal structure are the same problem where these keys are equal."""
     return tuple(value.key if find_traits(value) else name for name, value in template.values.items() if tells(value))
 
 
 def tells(value: object) -> bool:
-    """Tell whether it is an array whose numbers, or blocks of a file, may let more formats hold it."""
+    """True for an array whose numbers, or blocks of a file, may let more formats hold it."""
     return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).blocks is not None)
 
 
 def choices(lowering: Lowering, methods: Methods) -> tuple[Hashable, ...]:
-    """The methods of each use of a part: layers of equal structure are the same problem where these are equal. Nothing
-    where no number decides them."""
+    """Return the methods of each use of a part: layers of equal structure are the same problem where these are equal.
+    Empty where no number decides them."""
     if not any(map(tells, lowering.template.values.values())): return ()
     return tuple(tuple(methods(lowering, use)) for use in lowering.kernels[1])
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
-    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that
-    it would have; of the matrices of heads what needs no pattern of their zeros."""
+    """Yield every proposed format, except plain ones, that holds a matrix (in x out) exactly and may pay, with its
+    parameters. For a stack of head matrices, only formats that do not depend on the pattern of zeros."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
     if "float16" in seen and exactly_half(stored):
@@ -96,8 +95,8 @@ def holds(form: type[Format], matrix: np.ndarray, layout: Mapping[str, Hashable]
 
 
 def fit_options(form: type[Format], stored: np.ndarray, layout: Mapping[str, Hashable]) -> dict[str, Hashable] | None:
-    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where
-    there are none. A density is that of what is counted: of numbers, or of tiles."""
+    """Return the options by which a format holds a matrix exactly, stored in at most the share of dense that pays; None
+    if there are none. A density counts whatever the format counts: numbers, or tiles."""
     try: packed = form.pack(stored, **layout)
     except FormatError: return None
     options, (n, p) = dict(layout), stored.shape
@@ -105,25 +104,25 @@ def fit_options(form: type[Format], stored: np.ndarray, layout: Mapping[str, Has
         whole = form.expected(n, p, **layout, density=1.0)
         [count] = [size for size in packed.sizes if not size.is_positive]
         options["density"] = packed.sizes[count] / whole[count]
-    kept = float((form.flops / 2 / T).subs(form.expected(n, p, **options)))
-    return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
+    numbers = float((form.flops / 2 / T).subs(form.expected(n, p, **options)))
+    return options if numbers <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
                                                                            stored) else None
 
 
 def keeps_width(method: Method, narrowest: int) -> bool:
-    """Whether a method stores no numbers of fewer bits."""
+    """True if a method stores no numbers of fewer bits than `narrowest`."""
     return FORMATS[method.format].narrowest() >= narrowest
 
 
 def only_narrows(methods: Iterable[str]) -> bool:
-    """Whether formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
+    """True if formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
     return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 
 
 @dataclass
 class Representable:
-    """The methods of the exact search: dense, and what else holds the weight of a class exactly, in numbers of at least
-    `narrowest` bits. Searches of one model may share it: equal matrices are looked at once."""
+    """The methods of the exact search: dense, and every other format that holds the weight of a class exactly, in
+    numbers of at least `narrowest` bits. Searches of one model may share it: equal matrices are examined once."""
 
     narrowest: int = NUMBER_TYPES["int8"]
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
@@ -138,18 +137,18 @@ class Representable:
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        found = list[Method]()
+        methods = list[Method]()
         with self.attempts.leave_out(f"what else holds {', '.join(map(str, lowering.arrays(use.weight)))} exactly"):
-            found += proposed(lowering, use)
-        found += [Method(name) for name, form in FORMATS.items() if form.filed is not None and not form.rounds]
-        found = [method for method in found if lowering.holdable(use, method)]
-        return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
+            methods += proposed(lowering, use)
+        methods += [Method(name) for name, form in FORMATS.items() if form.filed is not None and not form.rounds]
+        methods = [method for method in methods if lowering.holdable(use, method)]
+        return *EXACT, Method("packed"), *(method for method in methods if keeps_width(method, self.narrowest))
 
 
 def proposed(lowering: Lowering, use: Use) -> list[Method]:
-    """The proposed formats that hold a matrix: any where some leaf is sparse, half numbers where all leaves have them;
-    other matrices made of leaves are dense in float32."""
-    seen = [find_traits(each) for each in lowering.arrays(use.weight) if prod(each.shape) > 1]
-    if any("sparse" in each for each in seen): return [*forms(lowering.matrix(use.weight, use.layout))]
-    half = bool(seen) and all("float16" in each for each in seen) and has_half(lowering.terms[use.weight])
+    """Return the proposed formats that hold a matrix: any format where some leaf is sparse, float16 where all leaves
+    have it. Other matrices made of leaves are dense in float32."""
+    seen = [find_traits(leaf_traits) for leaf_traits in lowering.arrays(use.weight) if prod(leaf_traits.shape) > 1]
+    if any("sparse" in leaf_traits for leaf_traits in seen): return [*forms(lowering.matrix(use.weight, use.layout))]
+    half = bool(seen) and all("float16" in leaf_traits for leaf_traits in seen) and has_half(lowering.terms[use.weight])
     return [Method(Half.name)] if half else []

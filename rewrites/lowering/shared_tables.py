@@ -15,13 +15,13 @@ from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
 EMBED = KERNELS["embed"]
-LONGER = 0.01                                               # that a program may take, as a share, to store numbers once
-COMPARED_ROWS = 4096                                        # that are compared at a time
+LONGER = 0.01                                               # largest increase of a program's seconds, as a share
+COMPARED_ROWS = 4096                                        # rows compared at a time
 
 
 def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) -> Program:
-    """The program with as few tables as its panels allow, where that adds next to nothing to the seconds that it is
-    predicted; the same program where that is none."""
+    """Return the program with as few tables as its panels allow, while the predicted seconds grow by at most the share
+    `LONGER`; the same program if no table is shared."""
     steps, left = list[Step](), LONGER * seconds
     for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
         for number in range(len(call.bound.tables)) if call.kernel is EMBED else ():
@@ -31,11 +31,11 @@ def with_shared_tables(program: Program, prices: Prices | Mean, seconds: float) 
         steps.append(step)
     if steps == list(program.steps): return program
     read = {name for step in steps for name in step.operands.values()}
-    return program.over(steps, {name: each for name, each in program.constants.items() if name in read})
+    return program.over(steps, {name: constant for name, constant in program.constants.items() if name in read})
 
 
 def find_panels(program: Program, name: str) -> str | None:
-    """The constant in whose panels the rows of a plain table lie as columns."""
+    """Return the constant whose panels hold the rows of a plain table as columns; None if there is none."""
     table = program.constants[name]
     if not isinstance(table, Format) or not (table.plain and table.rowwise): return None
     for other, stored in program.constants.items():
@@ -45,26 +45,26 @@ def find_panels(program: Program, name: str) -> str | None:
 
 
 def holds_rows(stored: Format, table: Format) -> bool:
-    """Whether the columns of a matrix in panels are the rows of a table, to the bit."""
+    """True if the columns of a matrix in panels are the rows of a table, to the bit."""
     rows, columns = next(iter(table.arrays().values())), Columns.of(stored)
     for low in range(0, len(rows), COMPARED_ROWS):
         some = rows[low:low + COMPARED_ROWS]
-        found = kernels.gather(np.arange(low, low + len(some)), columns, np.empty(some.shape, np.float32))
-        if not np.array_equal(found.view(np.uint32), some.view(np.uint32)): return False
+        gathered = kernels.gather(np.arange(low, low + len(some)), columns, np.empty(some.shape, np.float32))
+        if not np.array_equal(gathered.view(np.uint32), some.view(np.uint32)): return False
     return True
 
 
 def gather_from(step: Step, number: int, name: str) -> Step:
-    """The step with that table read from the columns of a matrix."""
+    """Return the step with that table read from the columns of a matrix."""
     turned = {*filter(None, str(step.attributes.get("turned", "")).split(",")), str(number)}
     return Step(step.kernel, {**step.operands, f"table{number}": name},
                 {**step.attributes, "turned": ",".join(sorted(turned, key=int))}, step.output)
 
 
 def price_turning(program: Program, call: Call, number: int, other: Step, prices: Prices | Mean) -> float:
-    """Seconds that a step takes more where that table is read from columns."""
+    """Return the seconds that a step takes more where that table is read from columns."""
     tables = list(call.bound.tables)
     tables[number] = program.constants[other.operands[f"table{number}"]]
     turned = call.kernel.record(**vars(call.bound) | {"tables": (*tables,), "turned": other.attributes["turned"]})
-    before, after = (prices.spent(partial(call.kernel.cost, each, call.shape)) for each in (call.bound, turned))
+    before, after = (prices.spent(partial(call.kernel.cost, bound, call.shape)) for bound in (call.bound, turned))
     return max(0.0, after - before)

@@ -1,4 +1,5 @@
-"""What several parts of a model store alike is one constant: what it is, and how much of it each of them pays."""
+"""Constants that several parts of a model store alike: they are one constant. This file identifies it, and sets the
+share of its bytes that each part pays."""
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,39 +14,39 @@ from rewrites.lowering.uncovered import read_array
 
 
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
-    """What a stored class holds that another part may read, too: tables of positions, arrays of terms, and where the
-    model has leaves in several places, weights; None of what belongs to its part alone."""
+    """Return the content of a stored class that another part may read, too: tables of positions, arrays of terms, and,
+    where the model has leaves in several places, weights. None where it belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
     if isinstance(cls, TermArray): return read_array(lowering.template.values, *cls)
     return tuple(lowering.tables(cls.cls)) if isinstance(cls, ByPosition) else None
 
 
 def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | None]:
-    """What each use of a part's program reads."""
-    return {node.cls: lowering.content(lowering.held(node.cls, node.label)) for node in extraction.nodes     # type: ignore[arg-type]
-            if isinstance(node.cls, Use)}
+    """Return the content that each use of a part's program reads."""
+    return {node.cls: lowering.content(lowering.held(node.cls, node.label))                   # type: ignore[arg-type]
+            for node in extraction.nodes if isinstance(node.cls, Use)}
 
 
 def places(found: Sequence[dict[str, Part]]) -> dict[Data, int]:
-    """The leaves that a model has as weights in several places, with how many: in several parts, or as they are and
-    turned."""
+    """Return the leaves that a model has as weights in several places, each with the number of places: in several
+    parts, or both as it is and transposed."""
     seen: dict[Data, set[tuple[int, Data]]] = {}
     for number, by_state in enumerate(found):
         for data in {data for part in by_state.values() for data in part.template.weights}:
             seen.setdefault(leaf(data), set()).add((number, data))
-    return {data: len(each) for data, each in seen.items() if len(each) > 1}
+    return {data: len(uses) for data, uses in seen.items() if len(uses) > 1}
 
 
 class Rent(Protocol):
-    """How much of the bytes of something stored one part pays; problems of equal `key` pay the same."""
+    """The share of the bytes of a stored constant that one part pays; problems of equal `key` pay the same."""
 
     def key(self, number: int) -> Hashable: ...
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float: ...
 
 
 class Shares:
-    """Each pays one share of as many as there are parts that could read it, so no program pays more than its bytes:
-    what is cheapest so bounds every program."""
+    """Equal shares: a part pays one over the number of parts that could read the constant. No program then pays more
+    than its bytes, so the cheapest cost under these shares is a lower bound for every program."""
 
     def __init__(self, users: Mapping[Hashable, int]) -> None: self.users = users
     def key(self, number: int) -> Hashable: return None
@@ -56,14 +57,14 @@ class Shares:
 
 
 def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Hashable]:
-    """How many parts could read what is stored: of the problems of parts, by number."""
-    found = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems
+    """Return the number of parts that could read each stored content, from the problems of parts by number."""
+    readers = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems
              for node in problem.nodes}
-    return Counter(content for _, content in found if content is not None)
+    return Counter(content for _, content in readers if content is not None)
 
 
 class OtherUses:
-    """What another part of a program stores already is there for nothing."""
+    """No cost for a constant that another part of the program stores already."""
 
     def __init__(self, parts: Sequence[dict[Use, Content | None]]) -> None:
         self.there = [frozenset(content for at, part in enumerate(parts) if at != number for content in part.values()
@@ -77,7 +78,7 @@ class OtherUses:
 
 
 def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Problem:
-    """The problem of a part that pays its share."""
+    """Return the problem of a part that pays its share."""
     nodes = [node._replace(memory=node.memory * rent.share(number, lowering, node.cls)) if isinstance(node.cls, Stored)
              else node
              for node in problem.nodes]
@@ -85,7 +86,8 @@ def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Pro
 
 
 def restore_bytes(extraction: Extraction, problem: Problem) -> Extraction:
-    """What was found for shares with the bytes that there are; cost and bound stay those of the shares."""
+    """Return the extraction found under shares with the full bytes of its constants; cost and bound stay those of the
+    shares."""
     true: dict[Hashable, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
     nodes: tuple[Node, ...] = tuple(true.get(node.cls, node) for node in extraction.nodes)
     return replace(extraction, nodes=nodes, choice={node.cls: node for node in nodes},

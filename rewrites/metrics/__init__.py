@@ -1,1 +1,2 @@
-"""How good a program is: differences from the model, goals, rank correlation, perplexity, checks of a saved program."""
+"""The quality of a program: differences from the model, goals, rank correlation, perplexity, checks of a saved
+program."""

@@ -10,8 +10,8 @@ HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
 
 
 class Check(NamedTuple):
-    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be
-    checked from what is here, and `allowed` says why."""
+    """One line of the table: the check, the measured result, the allowed one, and the verdict. A claim cannot be
+    checked with the files at hand; `allowed` then holds the reason."""
 
     what: str
     found: str
@@ -24,18 +24,18 @@ def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
 
 
 def attempted(what: str, done: Callable[[], Check]) -> Check:
-    """Run a check; one that cannot even be worked out has failed."""
+    """Run a check; an error while computing it counts as a failure."""
     try: return done()
     except WRONG as error: return Check(what, describe_error(error), "", FAILS)
 
 
 def describe_error(error: Exception) -> str:
-    """An error as a cell of a table."""
+    """Return an error as a cell of a table."""
     return " ".join(str(error.args[0] if error.args else error).split())
 
 
 def format_checks(found: Sequence[Check]) -> str:
-    """The table, and what became of it."""
+    """Return the table, with the counts of the verdicts."""
     width = max(len(check.what) for check in found)
     lines = [f"{check.what:{width}}  {check.verdict:7}  "
              f"{'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"

@@ -1,5 +1,5 @@
-"""What a program has to keep, beside its memory: goals, each a measure and a threshold. A figure of a program is
-compared with that of the exact one, so every goal is kept by what is exact."""
+"""Goals that a program has to keep, beside its memory: each a measure and a threshold. A figure of a program is
+compared with that of the exact one, so an exact program keeps every goal."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ from rewrites.metrics.pairs import SentencePairs
 from rewrites.metrics.reported import Named
 from rewrites.workload.workload import divide_lines
 
-ERROR = 0.02                                                # that is allowed where nothing else is asked for
-ANY = 0.4                                                   # and where other goals judge
-DROP = 0.3                                                  # hundredths of a rank correlation that pairs may lose
-TOKENS = 4096                                               # of a text that programs are judged by
+ERROR = 0.02                                                # error allowed if no goal is passed
+ANY = 0.4                                                   # error allowed beside other goals
+DROP = 0.3                                                  # hundredths of a rank correlation that may be lost
+TOKENS = 4096                                               # tokens of a text that programs are judged by
 GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\s*([%x]?)\s*")
 
 
 class Measure(NamedTuple):
-    """A figure of a program, and how a threshold of it is written: `sign`, a number from `low` to `high`, `unit`.
-    `against` is what the threshold bounds, of the figures of a program and of the exact one; `figure` works out that of
-    a program, by its name, from what is `read` from the file that the option `needs` gives. What needs none, the error,
-    is stated by the search."""
+    """A figure of a program, and the form of its threshold: `sign`, a number from `low` to `high`, `unit`. `against`
+    computes the bounded value from the figures of a program and of the exact one. `figure` computes the figure of a
+    program, by its name, from the data `read` from the file that the option `needs` names. The error needs no file:
+    the search states it."""
 
     name: str
     sign: str
@@ -52,8 +52,7 @@ MEASURES = {measure.name: measure for measure in (
 
 
 class Judged(Protocol):
-    """A program as goals see it: the methods that are not exact, the error that is stated of it, its figures by
-    measure."""
+    """A program as goals see it: the methods that are not exact, its stated error, its figures by measure."""
 
     @property
     def methods(self) -> Mapping[str, int]: ...
@@ -65,7 +64,7 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Goal:
-    """A measure, its threshold, and the data that its figures are of, with the file that it was read from."""
+    """A measure, its threshold, and the data that its figures are measured on, with the file that it was read from."""
 
     measure: Measure
     threshold: float
@@ -79,11 +78,11 @@ class Goal:
 
     @classmethod
     def parsed(cls, text: str) -> "Goal":
-        """The goal that a text such as perplexity<=1.02x says. Raises InputError, which says how it is written."""
+        """Return the goal of a text such as perplexity<=1.02x. Raises InputError, which explains the form."""
         where, examples = f"--keep {text[:60]}", ", ".join(measure.example for measure in MEASURES.values())
-        if (found := GOAL.fullmatch(text)) is None:
+        if (match := GOAL.fullmatch(text)) is None:
             raise InputError(f"{where}: a goal is a measure, <= or >=, and a number: {examples}")
-        name, sign, number, unit = found.groups()
+        name, sign, number, unit = match.groups()
         if name not in MEASURES:
             raise InputError(f"{where}: no measure is called {name}; {suggest_name(name, MEASURES)}there are "
                              f"{', '.join(MEASURES)}")
@@ -92,22 +91,22 @@ class Goal:
             raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
         if unit != measure.unit and not (measure.unit == "%" and not unit):
             raise InputError(f"{where}: the number is written as in {measure.example}")
-        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)      # a float over 100 is off by its last digit
+        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)      # float / 100 would be off by its last digit
         return cls(measure, float(threshold)).checked(where)
 
     def checked(self, where: str) -> "Goal":
-        """Itself. Raises InputError for a threshold that every program keeps, or none."""
-        low, high = (str(replace(self, threshold=each)) for each in (self.measure.low, self.measure.high))
+        """Return the goal itself. Raises InputError for a threshold that every program keeps, or no program."""
+        low, high = (str(replace(self, threshold=threshold)) for threshold in (self.measure.low, self.measure.high))
         if self.measure.low <= self.threshold <= self.measure.high: return self
         raise InputError(f"{where}: from {low} to {high}, such as {self.measure.example}")
 
     def figure(self, name: str, program: Program) -> float:
-        """That of a program, on the goal's data."""
+        """Return the figure of a program, on the goal's data."""
         assert self.measure.figure is not None
         return self.measure.figure(name, program, self.data)
 
     def value(self, point: Judged, exact: Judged) -> float:
-        """What the threshold bounds."""
+        """Return the value that the threshold bounds."""
         if self.measure.figure is None: return point.stated_error if point.methods else 0.0
         return self.measure.against(point.judged[self.measure.name], exact.judged[self.measure.name])
 
@@ -116,7 +115,7 @@ class Goal:
         return value <= self.threshold if self.measure.sign == "<=" else value >= self.threshold
 
     def described(self, point: Judged, exact: Judged) -> dict[str, object]:
-        """As reports and certificates have it."""
+        """Return the goal as reports and certificates record it."""
         return {"goal": str(self), "value": self.value(point, exact), "kept": self.kept(point, exact),
                 "of": self.file and self.file._asdict()}
 
@@ -124,25 +123,26 @@ class Goal:
 def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None,
           drop: float | None = None,
           text: str | None = None) -> tuple[Goal, ...]:
-    """Goals that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs
-    in `file`. The error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity
-    is of the lines of `text` that nothing is fitted to or chosen by. Raises InputError for two goals of one measure,
+    """Return the goals of texts and of the short forms: `error`, and `drop` hundredths of the rank correlation of the
+    pairs in `file`. The error comes first: without a goal for it ERROR, or ANY beside other goals. Perplexity is
+    measured on the lines of `text` that are not used to fit or choose. Raises InputError for two goals of one measure,
     and for one without its data."""
     if error is not None and (isinstance(error, bool) or not isinstance(error, int | float)):
         raise InputError(f"error {error!r:.40}: give a number from 0 to 0.999, such as 0.02")
     if isinstance(keep, str): raise InputError(f"keep {keep!r:.40}: give several goals, such as (\"error<=2%\",)")
     asked = [] if error is None else [Goal(MEASURES["error"], error).checked(f"--error {error}")]
     if drop is not None: asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
-    asked += [Goal.parsed(each) for each in keep]
-    found = {goal.measure.name: goal for goal in reversed(asked)}
+    asked += [Goal.parsed(goal_text) for goal_text in keep]
+    by_measure = {goal.measure.name: goal for goal in reversed(asked)}
     for goal in asked:
-        if goal is not (first := found[goal.measure.name]):
+        if goal is not (first := by_measure[goal.measure.name]):
             raise InputError(f"--keep {goal}: {first} is asked for, too: give one of them")
-    if file is not None: found.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
+    if file is not None: by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
     files: Mapping[str, str | Path | None] = {"spearman": file, "perplexity": text}
-    for name in found.keys() & files.keys():
-        if (given := files[name]) is None:
-            raise InputError(f"--keep {found[name]}: it is measured on data of yours: give {found[name].measure.needs}")
-        found[name] = replace(found[name], data=found[name].measure.read(given), file=Named.of(given))
-    error_goal = found.pop("error", Goal(MEASURES["error"], ANY if found else ERROR))
-    return error_goal, *found.values()
+    for name in by_measure.keys() & files.keys():
+        if (path := files[name]) is None:
+            raise InputError(f"--keep {by_measure[name]}: it is measured on data of yours: "
+                             f"give {by_measure[name].measure.needs}")
+        by_measure[name] = replace(by_measure[name], data=by_measure[name].measure.read(path), file=Named.of(path))
+    error_goal = by_measure.pop("error", Goal(MEASURES["error"], ANY if by_measure else ERROR))
+    return error_goal, *by_measure.values()

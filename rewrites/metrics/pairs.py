@@ -1,5 +1,5 @@
-"""How well embeddings say how alike sentences are: the rank correlation of their cosines with the scores that people
-gave to pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
+"""The agreement of embeddings with judged similarity of sentences: the rank correlation of their cosines with the
+scores that people gave to pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
 import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,32 +18,33 @@ from opmatrix.inference.pooling import normalise_rows
 from opmatrix.runtime.program import Program
 
 COLUMNS = "sentence1", "sentence2", "score"
-WARMUP_TEXTS = 64                                           # texts that a program is warmed up with
+WARMUP_TEXTS = 64                                           # texts on which a program is warmed up
 
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """Sentences, two and two, and a score for each pair."""
+    """Pairs of sentences, and a score for each pair."""
 
     texts: tuple[str, ...]
     scores: NDArray[np.float64]
 
     @classmethod
     def read(cls, file: str | Path) -> "SentencePairs":
-        """From a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first three.
-        Raises InputError, with the line, for what is missing or no number, and where nothing can be ranked."""
-        found = [*rows(Path(file))]
-        if len(found) < 2: raise InputError(f"{file}: {len(found)} pairs: a correlation needs 2 or more")
-        scores = np.array([score for *_, score in found])
+        """Read a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first
+        three. Raises InputError, with the line, for a missing cell or a score that is no number, and if all scores are
+        equal."""
+        pairs = [*rows(Path(file))]
+        if len(pairs) < 2: raise InputError(f"{file}: {len(pairs)} pairs: a correlation needs 2 or more")
+        scores = np.array([score for *_, score in pairs])
         if (scores == scores[0]).all():
             raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
-        return cls(tuple(chain.from_iterable(pair for *pair, _ in found)), scores)
+        return cls(tuple(chain.from_iterable(pair for *pair, _ in pairs)), scores)
 
     def __len__(self) -> int: return len(self.scores)
 
 
 def rows(file: Path) -> Iterator[tuple[str, str, float]]:
-    """The pairs of a file, one after another."""
+    """Yield the pairs of a file."""
     try:
         with TextIOWrapper(open_regular(file), "utf-8-sig", newline="") as opened:
             lines = csv.reader(opened, strict=True)
@@ -60,14 +61,14 @@ def rows(file: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def pair(where: str, row: Sequence[str], places: Sequence[int]) -> tuple[str, str, float]:
-    """Two sentences and their score."""
+    """Return two sentences and their score."""
     if len(row) <= max(places):
         raise InputError(f"{where}: {len(row)} columns, but {', '.join(COLUMNS)} are needed")
-    first, second, given = (row[place] for place in places)
-    try: score = float(given)
+    first, second, cell = (row[place] for place in places)
+    try: score = float(cell)
     except ValueError: score = np.nan
     if not isfinite(score):
-        raise InputError(f"{where}: the score {given!r} is no number: a header would be named {', '.join(COLUMNS)}")
+        raise InputError(f"{where}: the score {cell!r} is no number: a header would be named {', '.join(COLUMNS)}")
     return first, second, score
 
 
@@ -82,21 +83,21 @@ class Evaluated:
 
     @property
     def rate(self) -> float:
-        """Texts a second."""
+        """Texts per second."""
         return self.texts / self.seconds
 
 
 def score_pairs(name: str, program: Program, pairs: SentencePairs, progress: Callable[..., None] = lambda *_: None,
                 truncate: bool | None = None) -> Evaluated:
-    """Embeds all texts of the pairs, in the order of the file, cut as `Program.embed` cuts them. Raises InputError for
-    a program that cannot read text, and one that finds all pairs equally alike."""
+    """Embed all texts of the pairs, in the order of the file, truncated as by `Program.embed`, and score them. Raises
+    InputError for a program that cannot read text, and for one that gives all pairs the same cosine."""
     from scipy.stats import spearmanr
     program.embed(pairs.texts[:WARMUP_TEXTS], progress=False, truncate=truncate)
     start = time.perf_counter()
-    found = program.embed(pairs.texts, progress=progress, truncate=truncate)
+    vectors = program.embed(pairs.texts, progress=progress, truncate=truncate)
     seconds = time.perf_counter() - start
-    if not program.pooling.normalise: found = normalise_rows(found)
-    cosines = (found[0::2].astype(np.float64) * found[1::2]).sum(1)
+    if not program.pooling.normalise: vectors = normalise_rows(vectors)
+    cosines = (vectors[0::2].astype(np.float64) * vectors[1::2]).sum(1)
     if (cosines == cosines[0]).all():
         raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
     return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))

@@ -1,5 +1,4 @@
-"""How well a language model foresees a text: its perplexity, in windows that see nothing of one another, and nats a
-byte."""
+"""The perplexity of a language model on a text, in independent windows, and its nats per byte."""
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,17 +15,17 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.generation import speaks
 from opmatrix.runtime.program import Program
 
-WINDOW = 512                                                # tokens, the first of which is not foreseen
+WINDOW = 512                                                # tokens, the first of which is not predicted
 SCORED_ROWS = 32                                            # rows of scores that memory holds at once
-SHOWN_TOKENS = 5                                            # tokens that may follow a text
+SHOWN_TOKENS = 5                                            # likeliest next tokens that are shown
 
-ScoreRows = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so many rows at a time
+ScoreRows = Callable[[Batch], Iterator[NDArray[np.float32]]]   # the scores of a batch, some rows at a time
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """`nats` is the mean of -log p of the tokens that were foreseen, `count` of them; a token of the text has so many
-    bytes."""
+    """The score of a program on a text. `nats` is the mean of -log p of the predicted tokens, `count` their number;
+    `bytes_a_token` is the mean size of a token of the text."""
 
     name: str
     nats: float
@@ -40,20 +39,20 @@ class Foreseen:
     def nats_a_byte(self) -> float: return self.nats / self.bytes_a_token
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.count / self.seconds
 
 
 def score_text(name: str, program: Program, file: Path, tokens: int | None = None,
                progress: Callable[..., None] = lambda *_: None) -> Foreseen:
-    """The text of a file, as `of_text`."""
+    """Score the text of a file, as `of_text` does."""
     return of_text(name, program, read_text(file), str(file), tokens, progress)
 
 
 def of_text(name: str, program: Program, text: str, where: str, tokens: int | None = None,
             progress: Callable[..., None] = lambda *_: None) -> Foreseen:
-    """A text, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and
-    for a text of less than two tokens, by where it comes from."""
+    """Score a text, or its first tokens, without special tokens. Raises InputError for a program that does not score a
+    vocabulary, and for a text of less than two tokens; `where` names its source."""
     scores = score_rows(name, program)
     whole = program.tokenizer.tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(whole.ids[:tokens], np.int64)
@@ -71,10 +70,10 @@ def of_text(name: str, program: Program, text: str, where: str, tokens: int | No
 
 
 def foreseen(scores: ScoreRows, ids: NDArray[np.int64]) -> np.float64:
-    """The sum of -log p of every token of a window but the first."""
+    """Return the sum of -log p of every token of a window but the first."""
     total, at = np.float64(0), 0
     for rows in scores(Batch([ids])):
-        wanted = ids[at + 1:at + 1 + len(rows)]             # one less than there are rows where the window ends
+        wanted = ids[at + 1:at + 1 + len(rows)]             # one less than the rows at the end of the window
         wide = rows[:len(wanted)].astype(np.float64)
         top = wide.max(1, initial=-np.inf)
         total += (top + np.log(np.exp(wide - top[:, None]).sum(1)) - wide[np.arange(len(wanted)), wanted]).sum()
@@ -83,7 +82,7 @@ def foreseen(scores: ScoreRows, ids: NDArray[np.int64]) -> np.float64:
 
 
 def find_likeliest(program: Program, scores: NDArray[np.float32]) -> list[tuple[str, float]]:
-    """What follows a text, by the scores of its last token: the likeliest tokens, and how likely each is."""
+    """Return the likeliest next tokens of a text by the scores of its last token, with their probabilities."""
     p = np.exp(scores.astype(np.float64) - scores.max())
     best = np.argsort(-p, kind="stable")[:SHOWN_TOKENS]
     return [(program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), float(p[token] / p.sum()))
@@ -91,9 +90,9 @@ def find_likeliest(program: Program, scores: NDArray[np.float32]) -> list[tuple[
 
 
 def score_rows(name: str, program: Program) -> ScoreRows:
-    """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one
-    row, as the product with the vocabulary does, it is done for some rows at a time: memory never holds tokens ×
-    vocabulary."""
+    """Return a function that yields a program's scores of the vocabulary for every token. If its last step computes
+    each row from one row, as the product with the vocabulary does, it runs for some rows at a time: tokens ×
+    vocabulary is never held in memory."""
     if program.pooled and speaks(program):
         raise InputError(f"{name}: it scores what follows a whole text: for all tokens, make it with --output rows")
     if not speaks(program): raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")

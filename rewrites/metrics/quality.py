@@ -1,4 +1,4 @@
-"""The goals of a run as one value: whether a program keeps them, and its memory."""
+"""The goals of a run as one value, with a test if a program keeps them, and its memory."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,7 @@ class JudgedProgram:
 
 @dataclass(frozen=True)
 class Quality:
-    """Goals, the error first; the figures of the exact program; bytes, stored and working, at most."""
+    """Goals, the error first; the figures of the exact program; the most bytes, stored and working."""
 
     asked: Sequence[Goal]
     exactly: Mapping[str, float] = field(default_factory=dict)
@@ -25,25 +25,25 @@ class Quality:
 
     @property
     def error(self) -> float | None:
-        """What a program may be off by, where no other goal judges."""
+        """The error allowed to a program; None if another goal judges."""
         return None if self.asked[1:] else self.asked[0].threshold
 
     @property
     def texts(self) -> list[str]:
-        """The texts of pairs that judge."""
+        """The texts of the pairs that goals are measured on."""
         return [text for goal in self.asked for text in getattr(goal.data, "texts", ())]
 
     def kept(self, program: Program, error: float, size: float = 0.0) -> bool:
-        """Whether a program keeps all of it that is off by `error` and needs so many bytes."""
+        """True if a program with this error and size in bytes keeps all goals and the memory."""
         if error > self.asked[0].threshold or (self.memory is not None and size > self.memory): return False
         figures = {goal.measure.name: goal.figure("a smaller model", program) for goal in self.asked[1:]}
-        found = JudgedProgram({"less": 1}, error, figures)
-        return all(goal.kept(found, JudgedProgram({}, 0.0, self.exactly)) for goal in self.asked)
+        judged = JudgedProgram({"less": 1}, error, figures)
+        return all(goal.kept(judged, JudgedProgram({}, 0.0, self.exactly)) for goal in self.asked)
 
 
 def loosened(asked: Sequence[Goal], keep: Sequence[str]) -> tuple[Goal, ...]:
-    """Goals where the error may be whatever others allow, if nobody asked for one: the output of a smaller model is far
-    off while it ranks as before."""
+    """Return the goals with the loosest limit on the error, if there are others and the user passed none for the
+    error: the output of a smaller model is far off while it ranks as before."""
     first, *others = asked
-    if not others or any(each.lstrip().startswith(first.measure.name) for each in keep): return tuple(asked)
+    if not others or any(goal.lstrip().startswith(first.measure.name) for goal in keep): return tuple(asked)
     return replace(first, threshold=first.measure.high), *others

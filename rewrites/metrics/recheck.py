@@ -1,5 +1,5 @@
-"""What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken
-from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
+"""The checks of `opmatrix verify`: every check of a certificate is repeated that a directory allows. No limit is taken
+from the certificate: limits are in the code, stated figures are compared with those measured here, and the rest is
 printed as a claim."""
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,19 +42,19 @@ from rewrites.verify.routed import run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.resolve import adapter_of, find_origin
 
-Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
+Files = Mapping[str, Path | None]                           # the files that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
-LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
-STATED = 1.0                                                # no program is stated to be off by as much as its output
-DRIFT = 1.25                                                # times what an error was found to be, on another machine
+LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # limits that a certificate may state
+STATED = 1.0                                                # every stated error is less than this share of the output
+DRIFT = 1.25                                                # factor allowed on an error measured on another machine
 NEEDS_MODEL = "it needs --model MODEL"
-NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
-FRESH = 64                                                  # rows that no certificate chose
+NEGLIGIBLE = UNIT / 64                                      # programs that round less are taken as equal
+FRESH = 64                                                  # rows that the certificate does not contain
 
 
 class RunChecks(NamedTuple):
-    """Results that the run which writes a certificate has at hand: the names of the checks that it has made itself, by
-    the same functions, the certificate's inputs, what the model gives for them, and the imported program."""
+    """The results that the run which writes a certificate has at hand: the names of the checks that it has already
+    made, by the same functions, the certificate's inputs, the model's outputs for them, and the imported program."""
 
     done: frozenset[str]
     batches: Sequence[Batch]
@@ -63,19 +63,20 @@ class RunChecks(NamedTuple):
 
 
 RUN_MAKES = frozenset({"steps within bounds", "steps at other lengths", "sessions", "own rounding", "laws",
-                  "graphs of the laws", "errors at other lengths"})       # what every run makes
+                  "graphs of the laws", "errors at other lengths"})       # the checks that every run makes
 
 
 class Alike:
-    """A machine on which every kernel takes as long: one kernel for each operator is one program on all."""
+    """A machine on which every kernel takes equally long, so that the imported program is the same on all machines."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
 
 
 def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES,
                  own: Path | None = None) -> list[Check]:
-    """The checks of a saved program, with the checkpoint that is given or named, and the files that its goals were
-    measured on, by measure. Raises InputError where there is no program or checkpoint, and for another file."""
+    """Return the checks of a saved program, with the checkpoint that is passed or that the program names, and the
+    files that its goals were measured on, by measure. Raises InputError if there is no program or checkpoint, and for
+    a wrong file."""
     if not exists(directory / PROGRAM): Program.load(directory, laws=own)
     try: program = Program.load(directory, laws=own)
     except InputError as error:
@@ -91,63 +92,64 @@ def of_directory(directory: Path, model: str | None = None, files: Files = NO_FI
 
 def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES,
            made: RunChecks | None = None) -> Iterator[Check]:
-    """Every check of a program and its certificate; with the model, those that need the oracle, and with the files of
-    its goals, these. A run that writes the certificate leaves out those that it has just `made`."""
+    """Yield every check of a program and its certificate; with the model, the checks that need the oracle too, and
+    with the files of its goals, these. A run that writes the certificate passes the results that it has at hand as
+    `made`; the checks that it has done are left out."""
     done = frozenset[str]() if made is None else made.done
-    if not (kept := program.meta.get("certificate")):
+    if not (certificate := program.meta.get("certificate")):
         yield Check("certificate", "none", "a program that was verified carries one", FAILS)
         return
-    yield judged("program", kept["program"], program.hash, kept["program"] == program.hash)
-    yield from limits(kept)
-    stated, exact = search_for(kept["verified"], "stated"), bool(search_for(kept["verified"], "imported"))
-    yield from statements(kept["verified"], stated, exact)
+    yield judged("program", certificate["program"], program.hash, certificate["program"] == program.hash)
+    yield from limits(certificate)
+    stated, exact = search_for(certificate["verified"], "stated"), bool(search_for(certificate["verified"], "imported"))
+    yield from statements(certificate["verified"], stated, exact)
     absent = "" if made is not None else describe_absent(program)
-    try: batches = input_batches(kept["inputs"], absent, made)
+    try: batches = input_batches(certificate["inputs"], absent, made)
     except WRONG as error:
         yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
-    said = f"{len(kept['inputs'])} batches, {sum(len(row) for each in kept['inputs'] for row in each['tokens'])} rows"
-    if absent and kept["inputs"]: yield Check("inputs", said, absent, CLAIMED)
-    else: yield judged("inputs", said, "their hash", bool(batches))
-    lengths, listed, told = kept.get(LENGTHS_FIELD, []), list_errors(kept["verified"]), set[Hashable]()
+    shown = (f"{len(certificate['inputs'])} batches, "
+             f"{sum(len(row) for batch in certificate['inputs'] for row in batch['tokens'])} rows")
+    if absent and certificate["inputs"]: yield Check("inputs", shown, absent, CLAIMED)
+    else: yield judged("inputs", shown, "their hash", bool(batches))
+    lengths, listed, told = certificate.get(LENGTHS_FIELD, []), list_errors(certificate["verified"]), set[Hashable]()
     again: dict[str, Callable[[], Check]] = {
         "steps within bounds": lambda: steps("steps within bounds", program, batches, told)}
     if lengths and batches: again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
     if batches and decoder_of(program): again["sessions"] = lambda: sessions(program, batches[0], lengths)
-    again["own rounding"] = lambda: rounding(program, batches, kept["own"], stated)
+    again["own rounding"] = lambda: rounding(program, batches, certificate["own"], stated)
     again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
     for what, check in again.items():
         if absent and what != "laws": yield Check(what, "", absent, CLAIMED)
         elif what not in done: yield attempted(what, check)
-    yield from of_model(program, model, batches, stated, exact, kept["verified"], told, made)
+    yield from of_model(program, model, batches, stated, exact, certificate["verified"], told, made)
     if listed and "errors at other lengths" not in done:
-        yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], kept, listed))
-    yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
-    yield from claims(kept)
+        yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], certificate, listed))
+    yield from of_goals(program, model, 0.0 if exact else stated, list_goals(certificate["verified"]), files)
+    yield from claims(certificate)
 
 
 def describe_absent(program: Program) -> str:
-    """The matrices that a program reads of its batch and that no certificate holds, in words; empty where it reads
-    none."""
+    """Describe the matrices that a program reads of its batch and that no certificate holds; empty if it reads none."""
     schedule = program.schedule
     fields = [field for field in least_limits(schedule.calls) if field not in FIELDS]
-    read = [f"{kind} {each}" for kind, several in (("input", schedule.spaced), ("relation", schedule.elsewhere),
-                                                   ("field", fields)) for each in several]
+    read = [f"{kind} {name}" for kind, several in (("input", schedule.spaced), ("relation", schedule.elsewhere),
+                                                   ("field", fields)) for name in several]
     return f"it reads {', '.join(read)} of the batch, which no certificate holds" if read else ""
 
 
 def input_batches(kept: Sequence[Mapping[str, Any]], absent: str, made: RunChecks | None) -> Sequence[Batch]:
-    """The batches of a certificate; none where a program reads what is absent from them. Raises VerificationError where
-    their hash is another one, or a run has verified other ones."""
-    for each in kept: check_hash(each)
-    if made is None: return [] if absent else [restored(each) for each in kept]
+    """Return the batches of a certificate; empty if a program reads inputs that they lack. Raises VerificationError if
+    their hash differs, or if a run has verified other batches."""
+    for batch in kept: check_hash(batch)
+    if made is None: return [] if absent else [restored(batch) for batch in kept]
     if [*map(describe_batch, made.batches)] != [*kept]:
         raise VerificationError(3, "certificate", "its inputs are not those that were verified")
     return made.batches
 
 
 def check_certificates(programs: Iterable[Program], model: Operator, made: RunChecks) -> None:
-    """Check all of programs that `opmatrix verify` checks, before they are called verified. Raises VerificationError,
+    """Make every check of `opmatrix verify` on programs, before they are called verified. Raises VerificationError,
     which names the check that fails."""
     for program in programs:
         for check in checks(program, model, made=made):
@@ -156,57 +158,58 @@ def check_certificates(programs: Iterable[Program], model: Operator, made: RunCh
                                         allowed=check.allowed)
 
 
-# ---- what needs no model
+# ---- checks that need no model
 
 def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
-    """A certificate may have been made within narrower limits, and no wider ones."""
+    """Check that the limits of a certificate are no wider than those of the code."""
     for name, most in LIMITS.items():
-        given = kept["bounds"].get(name)
-        yield judged(f"limit of {name}", few_digits(given), f"at most {most:g}", is_magnitude(given) and given <= most)
+        limit = kept["bounds"].get(name)
+        yield judged(f"limit of {name}", few_digits(limit), f"at most {most:g}", is_magnitude(limit) and limit <= most)
 
 
 def statements(verified: Mapping[str, object], stated: object, exact: bool) -> Iterator[Check]:
-    """What it says must at least agree with itself and with the limits of the code."""
+    """Check that the statements of a certificate agree with one another and with the limits of the code."""
     if stated is not None or not exact:
         yield judged("stated error", few_digits(stated), f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
-    if (found := search_for(verified, "float64")) is not None:
-        worst = found.get("worst_row") if isinstance(found, Mapping) else None
+    if (error := search_for(verified, "float64")) is not None:
+        worst = error.get("worst_row") if isinstance(error, Mapping) else None
         yield judged("float64 error, as it was found", few_digits(worst), f"at most {EQUAL:g}",
                      is_magnitude(worst) and worst <= EQUAL)
-    if isinstance(said := verified.get("error"), Mapping) and stated is not None:
-        held_out = said.get("relative")
+    if isinstance(measured := verified.get("error"), Mapping) and stated is not None:
+        held_out = measured.get("relative")
         yield judged("error on held-out rows, as it was found", few_digits(held_out), "at most the stated one",
                      is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
 
 
 def steps(what: str, program: Program, batches: Sequence[Batch], told: set[Hashable]) -> Check:
-    """Every kernel against its float64 meaning on the same operands, and on telling ones."""
-    found = verify_steps(program, batches, told)
-    bounds = ", ".join(f"{name} {each['allowed']:.1g}" for name, each in found["kernels"].items() if each["nearest"])
-    return judged(what, f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound",
-                  f"1; bounds of what they give: {bounds}", found["nearest"] <= 1)
+    """Check every kernel against its float64 meaning on the same operands, and on telling ones."""
+    result = verify_steps(program, batches, told)
+    bounds = ", ".join(f"{name} {kernel['allowed']:.1g}" for name, kernel in result["kernels"].items()
+                       if kernel["nearest"])
+    return judged(what, f"{result['count']} steps, the nearest at {result['nearest']:.2g} of its bound",
+                  f"1; bounds of what they give: {bounds}", result["nearest"] <= 1)
 
 
 def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
-    """Every kernel against its float64 meaning, and whole runs, on batches of other lengths."""
-    kept = tuple(map(tuple, lengths))
-    found = verify_lengths(program, batches_at(kept, sentences), Steps.at(kept, [program]))
+    """Check every kernel against its float64 meaning, and whole runs, on batches of other lengths."""
+    batches = tuple(map(tuple, lengths))
+    result = verify_lengths(program, batches_at(batches, sentences), Steps.at(batches, [program]))
     return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
-                  f"{found['nearest']:.2g} of its bound", "1", found["nearest"] <= 1)
+                  f"{result['nearest']:.2g} of its bound", "1", result["nearest"] <= 1)
 
 
 def sessions(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
-    """Attention over pages, forks, rewinds and windows against whole texts, on every number of threads."""
-    found = Sessions.of(lengths)
-    holds = verify_sessions(program, sentences, found)
-    return judged("sessions", f"{found.rows} rows of texts of up to {found.longest} tokens, over caches of "
-                  f"{' and '.join(found.numbers)}, on {' and '.join(map(str, found.threads))} threads, the nearest at "
-                  f"{found.nearest:.2g} of its bound", "1", holds and found.nearest <= 1)
+    """Check attention over pages, forks, rewinds and windows against whole texts, on every number of threads."""
+    seen = Sessions.of(lengths)
+    holds = verify_sessions(program, sentences, seen)
+    return judged("sessions", f"{seen.rows} rows of texts of up to {seen.longest} tokens, over caches of "
+                  f"{' and '.join(seen.numbers)}, on {' and '.join(map(str, seen.threads))} threads, the nearest at "
+                  f"{seen.nearest:.2g} of its bound", "1", holds and seen.nearest <= 1)
 
 
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: object) -> Check:
-    """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
-    whole program may be off."""
+    """Check the rounding of all kernels together: it is near the certificate's figure, up to differences of machines,
+    and within the error allowed to the whole program."""
     now = measure_rounding(program, batches)
     most = ROUNDING * stated if is_magnitude(stated) and stated < STATED else STATED
     near = max(now, then) <= ROUNDING * max(min(now, then), NEGLIGIBLE)
@@ -214,12 +217,13 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
                   near and now <= most)
 
 
-# ---- what needs the model
+# ---- checks that need the model
 
 def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
              verified: Mapping[str, object], told: set[Hashable], made: RunChecks | None = None) -> Iterator[Check]:
-    """The steps of the imported program; the error against the oracle on the certificate's rows and on rows that it did
-    not choose; the graphs of the laws. `told`: the kinds of steps that were looked at on telling operands."""
+    """Yield the checks of the steps of the imported program; of the error against the oracle on the certificate's rows
+    and on fresh rows; and of the graphs of the laws. `told` are the kinds of steps that were checked on telling
+    operands."""
     single = search_for(verified, "sentence")
     lacking = NEEDS_MODEL if model is None else describe_absent(program) if made is None else ""
     if lacking:
@@ -233,71 +237,75 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     imported = import_program(model) if made is None else made.imported
 
     def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
-        own = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
-        found = Errors.of(own.found, own.wanted if exact else own.alone).relative
+        beside = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
+        off = Errors.of(beside.found, beside.wanted if exact else beside.alone).relative
         if not exact:
-            said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
+            limit = (f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED
+                     else "nothing that was stated")
             if not judge:
-                return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
-            return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
-        first = run_beside(imported, model, chosen, own.wanted, exact=True)
+                return Check(what, f"{off:.3g}", f"{limit} for text of the kind that it was made for", CLAIMED)
+            return judged(what, f"{off:.3g}", limit, is_magnitude(stated) and stated < STATED and off <= stated)
+        first = run_beside(imported, model, chosen, beside.wanted, exact=True)
         base = Errors.of(first.found, first.wanted).relative
-        most = allowed_rounding(found, base, model, chosen)
-        return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
-                      found <= most)
+        most = allowed_rounding(off, base, model, chosen)
+        return judged(what, f"{off:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
+                      off <= most)
     def worst() -> Check:
-        own = run_beside(program, model, batches, near, exact=exact)
-        found = max(float(Change.of(given, wanted, program.starts(batch)).each.max())
-                    for batch, given, wanted in zip(batches, own.found, own.alone, strict=True))
-        return judged("worst sentence against the model", f"{found:.3g}", f"{few_digits(single)}, as stated",
-                      is_magnitude(single) and found <= single)
-    if made is None:                                        # else its steps were looked at with those of the front
+        beside = run_beside(program, model, batches, near, exact=exact)
+        off = max(float(Change.of(rows, wanted, program.starts(batch)).each.max())
+                  for batch, rows, wanted in zip(batches, beside.found, beside.alone, strict=True))
+        return judged("worst sentence against the model", f"{off:.3g}", f"{few_digits(single)}, as stated",
+                      is_magnitude(single) and off <= single)
+    if made is None:                                        # a run has checked its steps with those of the front
         yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)
-    if made is not None: return                             # it has judged more rows than these
+    if made is not None: return                             # a run has judged more rows than the fresh ones
     what = f"error on {FRESH} other rows"
     yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
     yield attempted("graphs of the laws", lambda: graphs(model))
 
 
 def list_errors(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """What a certificate says of errors at other lengths: entries of other forms are none."""
-    said = verified.get(LENGTHS_FIELD)
-    found = said.get("errors") if isinstance(said, Mapping) else None
-    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+    """Return the errors at other lengths that a certificate states; entries of another form are skipped."""
+    entry = verified.get(LENGTHS_FIELD)
+    stated = entry.get("errors") if isinstance(entry, Mapping) else None
+    return [error for error in stated if isinstance(error, Mapping)] if isinstance(stated, list) else []
 
 
 def errors(program: Program, model: Operator | None, sentences: Batch, kept: Mapping[str, Any],
            told: Sequence[Mapping[str, object]]) -> Check:
-    """How far it is from the model at other lengths: as much as was found then, up to what machines differ by."""
+    """Check the errors against the model at other lengths: they are near the certificate's, up to differences of
+    machines."""
     if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
-    every: dict[tuple[object, object], Sequence[int]] = {(len(each), sum(each)): each for each in kept[LENGTHS_FIELD]}
-    batches = batches_at([every[each["sentences"], each["rows"]] for each in told], sentences)
+    every: dict[tuple[object, object], Sequence[int]] = {
+        (len(lengths), sum(lengths)): lengths for lengths in kept[LENGTHS_FIELD]}
+    batches = batches_at([every[error["sentences"], error["rows"]] for error in told], sentences)
     exact = bool(search_for(kept["verified"], "imported"))
     [now] = errors_at([(program, exact)], model, batches, oracle(model, batches))
     spare = ROUNDING * max(kept["own"], NEGLIGIBLE)
-    holds = all(holds_near(found, then, spare, exact) for found, then in zip(now, told, strict=True))
+    holds = all(holds_near(error, then, spare, exact) for error, then in zip(now, told, strict=True))
     return judged("errors at other lengths", format_errors(now), f"then {format_errors(told)}", holds)
 
 
 def holds_near(found: Mapping[str, float], then: Mapping[str, object], spare: float, exact: bool) -> bool:
-    """Tell whether an error at another length is about what it was: along the routes of the program, and as both run,
-    but for rows of an exact program that rounding sends elsewhere, which another machine may round otherwise."""
+    """True if an error at another length is about as large as the certificate states: along the routes of the program,
+    and as both run. The latter is not compared if rounding sends rows of an exact program elsewhere, as another
+    machine may round otherwise."""
     elsewhere = exact and found["relative"] != found["along"]
-    pairs = [(found["along"], then.get("along", then["relative"]))]         # 0.20.0 and before said one of the two
+    pairs = [(found["along"], then.get("along", then["relative"]))]         # 0.20.0 and before state only one
     if not elsewhere: pairs.append((found["relative"], then["relative"]))
     return all(is_magnitude(before) and now <= DRIFT * before + spare for now, before in pairs)
 
 
 def import_program(model: Operator) -> Program:
-    """The imported program: a kernel for each operator, weights as they are."""
+    """Return the imported program: a kernel for each operator, weights stored as they are."""
     return search(model, (), Alike(), counted([FRESH], patterns(model)), methods=plainly, fusion=False).program({})[0]
 
 
 def fresh(program: Program, model: Operator) -> Batch:
-    """Sentences that ship and were not calibrated with, as many as there are rows; of a program without a tokenizer
-    drawn ones."""
+    """Return about FRESH rows of sentences that ship with opmatrix and were not used for calibration; drawn tokens for
+    a program without a tokenizer."""
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
@@ -309,23 +317,24 @@ def fresh(program: Program, model: Operator) -> Batch:
 
 
 def graphs(model: Operator) -> Check:
-    """Every class, fact and kernel of the graphs of the model's parts."""
-    found = verify_graphs((part.template for by_state in parts(model) for part in by_state.values()), EXACT_LAWS)
-    return judged("graphs of the laws", f"{found['graphs']} hold", "all", True)
+    """Check every class, fact and kernel of the graphs of the model's parts."""
+    result = verify_graphs((part.template for by_state in parts(model) for part in by_state.values()), EXACT_LAWS)
+    return judged("graphs of the laws", f"{result['graphs']} hold", "all", True)
 
 
 # ---- the goals that it was certified for
 
 def list_goals(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """What a certificate says of goals: entries of other forms are none."""
-    said = verified.get("goals")
-    return [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
+    """Return the goals that a certificate states; entries of another form are skipped."""
+    entries = verified.get("goals")
+    return [goal for goal in entries if isinstance(goal, Mapping)] if isinstance(entries, list) else []
 
 
 def same_files(program: Program, files: Files) -> None:
-    """Raises InputError for a file that no goal was measured on, or that is not the one that a goal was."""
-    kept = program.meta.get("certificate")
-    known = {str(each.get("goal")): each.get("of") for each in list_goals(kept["verified"])} if kept else {}
+    """Raise InputError for a file that no goal was measured on, or that differs from the file of its goal."""
+    certificate = program.meta.get("certificate")
+    known = ({str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])}
+             if certificate else {})
     for name, file in files.items():
         if file is None: continue
         option = MEASURES[name].needs.split()[0]
@@ -338,21 +347,21 @@ def same_files(program: Program, files: Files) -> None:
 
 def of_goals(program: Program, model: Operator | None, stated: object, said: Sequence[Mapping[str, object]],
              files: Files) -> Iterator[Check]:
-    """Every goal that it is said to keep, measured again on its file: against the imported program, which is the model
-    but for rounding."""
+    """Yield a check of every goal that the certificate states, measured again on its file and compared with the
+    imported program, which equals the model but for rounding."""
     base: dict[str, float] = {}
-    for each in said:
-        yield attempted(f"goal {each.get('goal')!s:.40}", partial(of_goal, program, model, stated, each, files, base))
+    for goal in said:
+        yield attempted(f"goal {goal.get('goal')!s:.40}", partial(of_goal, program, model, stated, goal, files, base))
 
 
 def of_goal(program: Program, model: Operator | None, stated: object, said: Mapping[str, object], files: Files,
             base: dict[str, float]) -> Check:
-    """One of them; `base` keeps the figures of the imported program by measure."""
+    """Check one goal; `base` collects the figures of the imported program by measure."""
     goal = Goal.parsed(str(said.get("goal")))
     what, name, then = f"goal {goal}", goal.measure.name, f"{few_digits(said.get('value'), 5)}, as it was found"
     if goal.measure.figure is None:
-        found = JudgedProgram({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
-        holds = goal.kept(found, found) or said.get("kept") is False
+        candidate = JudgedProgram({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
+        holds = goal.kept(candidate, candidate) or said.get("kept") is False
         return judged(what, f"stated {few_digits(stated)}", str(goal), holds)
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
@@ -361,15 +370,15 @@ def of_goal(program: Program, model: Operator | None, stated: object, said: Mapp
     if name not in base:
         meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
         base[name] = goal.figure("the imported program", import_program(model).replace(**meta))
-    found, first = (JudgedProgram({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
-    holds = goal.kept(found, first) or said.get("kept") is False
-    return judged(what, f"{goal.value(found, first):.5g}, {then}", str(goal), holds)
+    candidate, first = (JudgedProgram({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
+    holds = goal.kept(candidate, first) or said.get("kept") is False
+    return judged(what, f"{goal.value(candidate, first):.5g}, {then}", str(goal), holds)
 
 
-# ---- what is only said
+# ---- claims
 
 def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
-    """What nothing here can tell."""
+    """Yield the claims that cannot be checked here."""
     if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
         yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the "
                                                                                 "directory", CLAIMED)
@@ -382,10 +391,10 @@ def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def search_for(tree: object, key: str) -> object:
-    """The first value of that name in nested mappings."""
+    """Return the first value of that name in nested mappings; None if there is none."""
     if not isinstance(tree, Mapping): return None
     if key in tree: return tree[key]
-    return next((found for value in tree.values() if (found := search_for(value, key)) is not None), None)
+    return next((match for value in tree.values() if (match := search_for(value, key)) is not None), None)
 
 
 def is_magnitude(value: object) -> TypeGuard[float]:

@@ -1,5 +1,5 @@
-"""What `opmatrix optimize` keeps in report.json, read back with mistrust: no hash covers it, so no file that it names
-is opened. Files that took part are kept as path and SHA-256, and are named again on the command line."""
+"""The entries of report.json of `opmatrix optimize`, read back with mistrust: no hash covers the file, so no file that
+it names is opened. Files of the user are recorded as path and SHA-256, and are named again on the command line."""
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +13,20 @@ from rewrites.lowering.mixed import check_shares, lengths
 from rewrites.lowering.phased import Generation, parse_generation
 from rewrites.lowering.representations import NUMBER_TYPES
 
-INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they
-                                                                         # come from
+INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and their options
 FIGURES = ("measured_s", "measured_bytes", "predicted_error", "measured_error")
 MAX_PROGRAMS = 100                                          # programs of a front
 
 
 class Named(NamedTuple):
-    """A file as it was when it was read."""
+    """A file and its digest when it was read."""
 
     file: str
     sha256: str
 
     @classmethod
     def of(cls, file: str | Path | None) -> "Named | None":
-        """The file as it is now. Raises InputError where it cannot be read."""
+        """Return the file as it is now. Raises InputError if it cannot be read."""
         return None if file is None else cls(str(Path(file).absolute()), sha256_hex(file))
 
 
@@ -37,7 +36,7 @@ def sha256_hex(file: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Reported:
-    """The search that a report is of, and the front that it found."""
+    """The search that a report describes, and the front that it found."""
 
     tokens: int | None
     mix: tuple[tuple[float, str], ...] | None
@@ -52,13 +51,14 @@ class Reported:
 
     @classmethod
     def read(cls, file: Path) -> "Reported":
-        """Raises InputError, which names the file and the entry, for what no run would have written."""
+        """Read a report. Raises InputError, which names the file and the entry, for an entry that no run would have
+        written."""
         try: return cls.parsed(read_json(file))
         except TypeError as error: raise InputError(f"{file}: {error}: make the program anew") from None
 
     @classmethod
     def parsed(cls, found: object) -> "Reported":
-        """What JSON says of a run. Raises TypeError, which names the entry."""
+        """Return a report from its JSON value. Raises TypeError, which names the entry."""
         if not isinstance(found, dict): raise no("it", found)
         tokens, number_type = found.get("tokens"), found.get("number_type")
         if tokens is not None and not (type(tokens) is int and tokens > 0): raise no("tokens", tokens)
@@ -74,16 +74,16 @@ class Reported:
                    error, memory, generation(found.get("generate")))
 
     def same(self, given: Mapping[str, Path | None]) -> None:
-        """Raises InputError where the files given, by entry, are not those that the report is of."""
+        """Raise InputError if the passed files, by entry, differ from the files of the report."""
         for name, option in INPUTS.items():
-            file, kept = given.get(name), self.inputs[name]
-            if file is None and kept:
+            file, recorded = given.get(name), self.inputs[name]
+            if file is None and recorded:
                 raise InputError(f"the program was made with a file of your own: name it again: {option} "
-                                 f"{shown(kept.file)}")
+                                 f"{shown(recorded.file)}")
             if file is None: continue
-            if not kept: raise InputError(f"{option} {file}: the program was made without one: leave it out")
-            if (now := sha256_hex(file)) != kept.sha256:
-                raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {kept.sha256}: "
+            if not recorded: raise InputError(f"{option} {file}: the program was made without one: leave it out")
+            if (now := sha256_hex(file)) != recorded.sha256:
+                raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {recorded.sha256}: "
                                  "give that file")
 
 
@@ -95,34 +95,34 @@ def positive(found: object) -> TypeGuard[float]:
 
 
 def texts(found: object) -> TypeGuard[list[str]]:
-    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+    return isinstance(found, list) and all(isinstance(text, str) for text in found)
 
 
 def mix(found: object) -> tuple[tuple[float, str], ...] | None:
-    """Shares of batches, as lengths in words; nothing of none."""
+    """Return shares of batches, with lengths in words; None for None."""
     if found is None: return None
     if not isinstance(found, list) or not 0 < len(found) <= MAX_PROGRAMS: raise no("mix", found)
-    if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found):
+    if not all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str) for entry in found):
         raise no("mix", found)
-    made = tuple((share, word) for share, word in found)
+    shares = tuple((share, word) for share, word in found)
     try:
-        check_shares(made)
-        for _, word in made: lengths(word)
+        check_shares(shares)
+        for _, word in shares: lengths(word)
     except InputError: raise no("mix", found) from None
-    return made
+    return shares
 
 
 def generation(found: object) -> Generation | None:
-    """A request for generated text, in words; nothing of none."""
+    """Return a request for generated text, from its words; None for None."""
     if found is None: return None
-    try: made = parse_generation(found) if isinstance(found, str) else None
-    except InputError: made = None
-    if made is None: raise no("generate", found)
-    return made
+    try: request = parse_generation(found) if isinstance(found, str) else None
+    except InputError: request = None
+    if request is None: raise no("generate", found)
+    return request
 
 
 def parse_named(name: str, found: object) -> Named | None:
-    """A file and its digest; nothing of none."""
+    """Return a file and its digest; None for None."""
     if found is None: return None
     if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]):
         raise no(name, found)
@@ -130,7 +130,7 @@ def parse_named(name: str, found: object) -> Named | None:
 
 
 def point(found: object) -> dict[str, Any]:
-    """What is shown of a program: its name and figures, any of which may lack."""
+    """Return the shown entries of a program: its name and figures, any of which may be missing."""
     if not isinstance(found, dict): raise no("front", found)
     if not isinstance(name := found.get("name"), str): raise no("front: name", name)
     for key in FIGURES:

@@ -1,5 +1,5 @@
-"""What a saved program says of texts that are handed to it one by one: embeddings and how alike they are, or the tokens
-that a language model takes to follow."""
+"""The output of a saved program for texts that are passed one by one: embeddings and their cosines, or the tokens that
+a language model predicts to follow."""
 from collections.abc import Sequence
 
 from opmatrix.display.tables import table
@@ -8,12 +8,12 @@ from opmatrix.inference.pooling import normalise_rows
 from opmatrix.runtime.program import Program
 from rewrites.metrics.perplexity import find_likeliest
 
-SHOWN_NUMBERS = 6                                           # of a vector that is printed
+SHOWN_NUMBERS = 6                                           # numbers of a vector that are printed
 
 
 def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> tuple[str, dict[str, object]]:
-    """The answer as text and as figures: a vector each and all cosines; of a language model the likeliest tokens that
-    follow each, with their shares."""
+    """Return the answer as text and as figures: a vector for each text and all cosines; for a language model the
+    likeliest next tokens of each text, with their shares."""
     rows = program.embed(texts, truncate=truncate)
     if speaks(program):
         following = [find_likeliest(program, scores) for scores in rows]
@@ -22,13 +22,13 @@ def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> 
         return "\n".join(lines), {"texts": [
             {"text": text, "next": [{"token": token, "share": share} for token, share in tokens]}
             for text, tokens in zip(texts, following, strict=True)]}
-    said = [f"{text[:60]!r}: [{', '.join(f'{v:.4f}' for v in row[:SHOWN_NUMBERS])}, …] ({len(row)} numbers)"
-            for text, row in zip(texts, rows, strict=True)]
-    found: dict[str, object] = {"texts": [{"text": text, "vector": row.tolist()}
-                                          for text, row in zip(texts, rows, strict=True)]}
+    shown = [f"{text[:60]!r}: [{', '.join(f'{v:.4f}' for v in row[:SHOWN_NUMBERS])}, …] ({len(row)} numbers)"
+             for text, row in zip(texts, rows, strict=True)]
+    figures: dict[str, object] = {"texts": [{"text": text, "vector": row.tolist()}
+                                            for text, row in zip(texts, rows, strict=True)]}
     unit = rows if program.pooling.normalise else normalise_rows(rows)
     alike = unit @ unit.T
     if len(texts) > 1:
-        said.append(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
-                          ["cosine", *(str(i + 1) for i in range(len(texts)))]))
-    return "\n".join(said), found | {"cosines": alike.tolist()}
+        shown.append(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                           ["cosine", *(str(i + 1) for i in range(len(texts)))]))
+    return "\n".join(shown), figures | {"cosines": alike.tolist()}

@@ -1,5 +1,5 @@
-"""Numbers with all that rounding may have done to them: intervals of float64, rounded outward at every step. What a
-term gives lies in its interval, so two that share no number differ."""
+"""Numbers with all possible rounding: intervals of float64, rounded outward at every step. The result of a term is in
+its interval, so two terms whose intervals share no number differ."""
 from __future__ import annotations
 
 import math
@@ -15,19 +15,19 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import Entrywise, check_input
 from opmatrix.algebra.term import Operator
 
-SURE_BITS = 32                                              # of a number that somebody wrote down and no sum rounded
-UNSURE = 2.0 ** -50                                         # relative: what a number of more bits may have lost
+SURE_BITS = 32                                              # mantissa bits of a number as written in a program
+UNSURE = 2.0 ** -50                                         # relative error of a number with more bits
 Certainty: TypeAlias = "bool | Maybe"
 Enclosable: TypeAlias = "SupportsFloat | Between"
-LIBRARY_ROUNDINGS = 4                                       # steps of float64 that functions of the C library are off
+LIBRARY_ROUNDINGS = 4                                       # roundings by which C library functions may be off
 
 
 class Undecided(ArithmeticError):
-    """An `if` on numbers that may be either."""
+    """An `if` on a comparison whose result is not certain."""
 
 
 class Maybe:
-    """What is true of some numbers of an interval and false of others."""
+    """A truth value that is true of some numbers of an interval and false of others."""
     __array_ufunc__ = None
 
     def __array_function__(self, function: object, types: object, inputs: Sequence[Enclosable], more: object) -> object:
@@ -45,8 +45,8 @@ MAYBE = Maybe()
 
 
 class Between:
-    """All numbers from low to high; none that is known where both are NaN, and `undefined` where there is none, as of a
-    logarithm of a negative number, and of all that is computed of it."""
+    """All numbers from low to high. Both are NaN if the value is not known. `undefined` marks a value that does not
+    exist, such as a logarithm of a negative number, and every result computed from it."""
     __slots__ = ("high", "low", "undefined")
 
     def __init__(self, low: float, high: float | None = None, undefined: bool = False) -> None:
@@ -94,9 +94,9 @@ class Between:
         if power == 0.5: return SQRT(self)
         if isinstance(power, Between) or power != int(power): return Between(nan)
         if power < 0: return 1.0 / self ** -power
-        made = Between(1.0)
-        for _ in range(int(power) // 2): made = made * (self * self)
-        return made * self if power % 2 else made
+        product = Between(1.0)
+        for _ in range(int(power) // 2): product = product * (self * self)
+        return product * self if power % 2 else product
     __radd__, __rmul__ = __add__, __mul__
 
     def __lt__(self, other: Enclosable) -> Certainty:
@@ -115,7 +115,7 @@ class Between:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Enclosable, **more: object) -> object:
         if method != "__call__" or more: return NotImplemented
-        if any(isinstance(each, np.ndarray) and each.ndim for each in inputs): return NotImplemented
+        if any(isinstance(value, np.ndarray) and value.ndim for value in inputs): return NotImplemented
         known = FUNCTIONS.get(ufunc.__name__)
         return known(*map(as_between, inputs)) if known else Between(nan)
 
@@ -128,21 +128,22 @@ NO_VALUE = Between(nan, undefined=True)
 
 
 def as_between(number: Enclosable) -> Between:
-    """A number that is exactly what it is as an interval."""
+    """Return an exact number as an interval."""
     if isinstance(number, Between): return number
     if isinstance(number, np.ndarray): number = number.item()
     return number if isinstance(number, Between) else Between(float(number))
 
 def around(number: Enclosable) -> Between:
-    """A number that is written in a term: of so many bits it may be a rounded one."""
+    """Return the interval of a number that is written in a term: if it has more than SURE_BITS bits, it may be a
+    rounded one."""
     if isinstance(number, Between): return number
-    mantissa, _ = math.frexp(found := float(number))
-    if not isfinite(found) or (mantissa * 2 ** SURE_BITS).is_integer(): return Between(found)
-    off = abs(found) * UNSURE
-    return outward(found - off, found + off)
+    mantissa, _ = math.frexp(value := float(number))
+    if not isfinite(value) or (mantissa * 2 ** SURE_BITS).is_integer(): return Between(value)
+    off = abs(value) * UNSURE
+    return outward(value - off, value + off)
 
 def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: float = inf) -> Between:
-    """From low to high, each off by at most so many steps of float64."""
+    """Return the interval from low to high, widened by `steps` float64 roundings on each side."""
     for _ in range(steps):
         low, high = low if low == inf else nextafter(low, -inf), high if high == -inf else nextafter(high, inf)
     return Between(max(low, least) if not isnan(low) else nan, min(high, most) if not isnan(high) else nan)
@@ -150,13 +151,13 @@ def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: 
 def negated(said: Certainty) -> Certainty: return said if isinstance(said, Maybe) else not said
 
 def choose_between(condition: object, one: Enclosable, other: Enclosable) -> Enclosable:
-    """One where the condition holds, else the other: both where it may hold."""
+    """Return one if the condition holds, else the other; an interval of both if it may hold."""
     if not isinstance(condition, Maybe): return one if condition else other
     a, b = as_between(one), as_between(other)
     return Between(nan) if a.unknown or b.unknown else Between(min(a.low, b.low), max(a.high, b.high))
 
 def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) -> Callable[[Between], Between]:
-    """A function that never falls, of an interval; not known where it has no value."""
+    """Return a function that never falls, applied to an interval; NO_VALUE where the function has no value."""
     def at(u: float) -> float:
         try: return f(u)
         except OverflowError: return inf
@@ -168,7 +169,7 @@ def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) 
     return of
 
 def stepping(f: Callable[[float], float]) -> Callable[[Between], Between]:
-    """A function that never falls and does not round."""
+    """Return a function that never falls and does not round, applied to an interval."""
     return lambda u: u if u.undefined else (
         Between(nan) if u.unknown or not u.finite else Between(float(f(u.low)), float(f(u.high))))
 
@@ -179,7 +180,7 @@ def either(pick: Callable[..., float]) -> Callable[[Between, Between], Between]:
     return of
 
 def swinging(f: Callable[[float], float]) -> Callable[[Between], Between]:
-    """Sine or cosine, which change by no more than their argument."""
+    """Return sine or cosine of an interval; they change by no more than their argument."""
     def of(u: Between) -> Between:
         if not u.finite or abs(u.middle) > 2.0 ** 40: return Between(nan)
         return outward(-1.0, 1.0, 0) if u.high - u.low > 2 else \
@@ -212,25 +213,28 @@ FUNCTIONS: dict[str, Callable[..., Between | Certainty]] = {    # by numpy's and
 
 @dataclass(frozen=True, eq=False)
 class Enclosed(Entrywise):
-    """One entry at a time, each an interval."""
+    """A reading one entry at a time, each an interval."""
 
     def kept(self, own: Enclosable, row: Sequence[Enclosable], before: Sequence[Certainty], k: int) -> Enclosable:
-        """An entry, or 0, or all between where intervals do not say which come before it."""
-        if any(as_between(each).unknown for each in row): return Between(nan)
-        if sum(not isinstance(each, Maybe) and each for each in before) >= k: return Between(0.0)
-        return own if sum(isinstance(each, Maybe) or each for each in before) < k else choose_between(MAYBE, own, 0.0)
+        """Return an entry, or 0, or the interval of both if it is not certain which entries come before it."""
+        if any(as_between(entry).unknown for entry in row): return Between(nan)
+        if sum(not isinstance(earlier, Maybe) and earlier for earlier in before) >= k: return Between(0.0)
+        return (own if sum(isinstance(earlier, Maybe) or earlier for earlier in before) < k
+                else choose_between(MAYBE, own, 0.0))
 
     def finished(self, shape: tuple[int, ...], width: int, value: Callable[..., Enclosable | tuple[Enclosable, ...]],
                  doing: object) -> Entrywise:
         def at(h: int, r: int, j: int) -> Between:
-            found = value(h, r, j // width)
-            return as_between(found[j % width] if isinstance(found, tuple) else found)
+            entry = value(h, r, j // width)
+            return as_between(entry[j % width] if isinstance(entry, tuple) else entry)
         return self.of((*shape[:2], shape[2] * width), at)
 
 
 def enclose(term: Operator, x: NDArray[np.float64], batch: Batch) -> NDArray[np.object_]:
-    """Intervals that hold what a term gives at x, heads x rows x columns. Raises Undecided, and as the oracle does."""
-    given, known = check_input(term, x, batch)
-    start = Enclosed(given if given.ndim == 3 else given[None], known, around)
-    found: NDArray[np.object_] = term(start.of(start.value.shape, lambda *at: Between(float(start.value[at])))).value
-    return found
+    """Return intervals that hold the result of a term at x, heads x rows x columns. Raises Undecided, and the errors
+    of the oracle."""
+    rows, known = check_input(term, x, batch)
+    start = Enclosed(rows if rows.ndim == 3 else rows[None], known, around)
+    intervals: NDArray[np.object_] = term(
+        start.of(start.value.shape, lambda *at: Between(float(start.value[at])))).value
+    return intervals

@@ -1,7 +1,7 @@
-"""Operators read at entries that are polynomials (rewrites/proofs/polynomials.py): two are equal where all entries have
-one form. The rows are as many as come in, the columns too; where parts of columns are told apart, an axis is in
-pieces of other sizes, of which the entries have a polynomial each. Laws of functions say what becomes of a function of
-a polynomial (rewrites/laws/proving/functions.py)."""
+"""Operators read at entries that are polynomials (rewrites/proofs/polynomials.py): two operators are equal if all
+entries have one form. Numbers of rows and columns are those of the input; if parts of columns differ, an axis is in
+pieces of other sizes, whose entries have a polynomial each. Laws of functions rewrite a function of a polynomial
+(rewrites/laws/proving/functions.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,9 +39,9 @@ from rewrites.proofs.polynomials import (
 
 EntryPlace: TypeAlias = tuple[int, int, int]                     # head, piece of rows, piece of columns
 AxisPieces: TypeAlias = tuple[LiveSize, ...]
-Entry: TypeAlias = Callable[[int, int, int], Polynomial]    # at a place
+Entry: TypeAlias = Callable[[int, int, int], Polynomial]    # the entry at a place
 EXCHANGED = {ROW_INDEX: COLUMN_INDEX, COLUMN_INDEX: ROW_INDEX}
-MOST_PIECES = 64                                            # entries of a value that have a polynomial of their own
+MOST_PIECES = 64                                            # most entries with a polynomial of their own
 
 
 class CutNeeded(Exception):
@@ -51,14 +51,14 @@ class CutNeeded(Exception):
 
 
 def size_in_all(pieces: Iterable[LiveSize]) -> LiveSize:
-    """The size of an axis in pieces."""
+    """Return the size of an axis in pieces."""
     sizes = [*pieces]
     if all(isinstance(size, int) for size in sizes): return sum(sizes)
     return as_int(sympy.expand(sum(map(sympy.sympify, sizes))))
 
 
 def ends(pieces: Sequence[LiveSize]) -> list[LiveSize]:
-    """Last entry of each piece, plus one."""
+    """Return the last entry of each piece, plus one."""
     return [size_in_all(pieces[:k + 1]) for k in range(len(pieces))]
 
 
@@ -70,13 +70,13 @@ class Forms:
     ring: Ring = field(default_factory=Ring)
     cuts: dict[LiveSize, set[LiveSize]] = field(default_factory=dict)
     symbols: dict[str, Operator] = field(default_factory=dict)
-    sizes: set[LiveSize] = field(default_factory=set)       # of axes
+    sizes: set[LiveSize] = field(default_factory=set)       # sizes of axes
     functions: OrderedForms = field(init=False)
 
     def __post_init__(self) -> None: self.functions = OrderedForms(self.ring)
 
     def pieces(self, size: LiveSize) -> AxisPieces:
-        """The pieces of an axis."""
+        """Return the pieces of an axis."""
         if isinstance(size, Space): return (size,)
         self.sizes.add(size)
         order = sort_ends([*self.cuts.get(size, ()), size])
@@ -84,7 +84,7 @@ class Forms:
 
     def leaf(self, content: tuple[Any, ...], heads: int, rows: AxisPieces, cols: AxisPieces,
              uniform: bool = False) -> EntryValue:
-        """A value of which nothing is known but its sizes, and that all rows are the same, where that is so."""
+        """Return an unknown value of these sizes; if it is `uniform`, all its rows are the same."""
         def entry(h: int, i: int, j: int) -> Polynomial:
             at = (*((ROW_INDEX,) if rows[i] != 1 and not uniform else ()), *((COLUMN_INDEX,) if cols[j] != 1 else ()))
             place = h if heads != 1 else 0, 0 if uniform else ends(rows)[i], ends(cols)[j]
@@ -92,32 +92,32 @@ class Forms:
         return EntryValue.of(self, heads, rows, cols, entry)
 
     def numbers(self, array: EntryFloats, at: IndexTuple) -> Polynomial:
-        """An array of known numbers at indices; where all are the same that number."""
+        """Return an array of known numbers at indices; if all its numbers are equal, that number."""
         if not np.isfinite(array).all(): raise GaveUp("numbers that are not finite")
         first = array.flat[0]
         return as_polynomial(float(first)) if (array == first).all() else self.ring.atom(self.ring.array(array), at)
 
 
 def sort_ends(order: Iterable[LiveSize]) -> list[LiveSize]:
-    """Ends of pieces from the first to the last, each once; it must be certain which comes before which."""
-    found: list[LiveSize] = []
+    """Return ends of pieces from the first to the last, each once. Raises GaveUp if their order is not certain."""
+    line: list[LiveSize] = []
     for end in order:
-        if end in found or end == 0: continue
-        at = next((k for k, other in enumerate(found) if certain(end < other)), len(found))
-        if not all(certain(other < end) for other in found[:at]): raise GaveUp(f"columns that may end at {end} first")
-        found.insert(at, end)
-    return found
+        if end in line or end == 0: continue
+        at = next((k for k, other in enumerate(line) if certain(end < other)), len(line))
+        if not all(certain(other < end) for other in line[:at]): raise GaveUp(f"columns that may end at {end} first")
+        line.insert(at, end)
+    return line
 
 
 @dataclass(frozen=True, eq=False)
 class EntryValue:
-    """The entries of a value in pieces of rows and columns, of each of so many heads."""
+    """The entries of a value in pieces of rows and columns, for each of its heads."""
     forms: Forms
     heads: int
     rows: AxisPieces
     cols: AxisPieces
     at: dict[EntryPlace, Polynomial]
-    absent: bool = False                                    # whether it is a relation: zeros of it are no entries
+    absent: bool = False                                    # True for a relation: its zeros are no entries
 
     @classmethod
     def of(cls, forms: Forms, heads: int, rows: AxisPieces, cols: AxisPieces, entry: Entry) -> EntryValue:
@@ -126,7 +126,7 @@ class EntryValue:
                                               for j in range(len(cols))})
 
     def made(self, entry: Entry, cols: AxisPieces | None = None) -> EntryValue:
-        """Other entries in the same heads and rows."""
+        """Return other entries in the same heads and rows."""
         return EntryValue.of(self.forms, self.heads, self.rows, self.cols if cols is None else cols, entry)
 
     def entry(self, h: int, i: int, j: int) -> Polynomial: return self.at[h if self.heads > 1 else 0, i, j]
@@ -137,10 +137,10 @@ class EntryValue:
     @property
     def size(self) -> tuple[LiveSize, LiveSize]: return size_in_all(self.rows), size_in_all(self.cols)
 
-    # ---- what terms are read by
+    # ---- operations by which terms are read
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> EntryValue:
-        """Repeat a value that is the same in all rows and columns so many times."""
+        """Repeat a value whose rows and columns are all the same, to this size."""
         wide = self.cols if cols == self.size[1] else self.forms.pieces(cols)
         tall = self.rows if rows == self.size[0] else self.forms.pieces(rows)
         same = self.at
@@ -151,7 +151,8 @@ class EntryValue:
                         lambda h, i, j: self.at[h, i if tall is self.rows else 0, j if wide is self.cols else 0])
 
     def met(self, other: EntryValue) -> tuple[EntryValue, EntryValue]:
-        """Both in the same pieces; one column spreads, and rows that are all alike."""
+        """Return both values in the same pieces. A value of one column is spread to the other's columns. Raises
+        CutNeeded."""
         a, b = self, other
         if a.cols != b.cols:
             if a.cols == (1,): a = a.spread(a.size[0], b.size[1]).like(b)
@@ -161,7 +162,7 @@ class EntryValue:
         return a, b
 
     def like(self, other: EntryValue) -> EntryValue:
-        """Spread columns, in the pieces of another."""
+        """Spread a single column to the pieces of another value."""
         return self if self.cols == other.cols else EntryValue.of(self.forms, self.heads, self.rows, other.cols,
                                                              lambda h, i, j: self.at[h, i, 0])
 
@@ -184,14 +185,14 @@ class EntryValue:
                         lambda h, i, j: self.entry(h, i, j) if j < n else other.entry(h, i, j - n))
 
     def columns(self, lo: LiveSize, hi: LiveSize) -> EntryValue:
-        """Columns lo to hi."""
+        """Return columns lo to hi. Raises CutNeeded if they do not end where pieces end."""
         at = [0, *ends(self.cols)]
         if lo not in at or hi not in at: raise CutNeeded(size_in_all(self.cols), [e for e in (lo, hi) if e not in at])
         first = at.index(lo)
         return self.made(lambda h, i, j: self.at[h, i, j + first], self.cols[first:at.index(hi)])
 
     def split(self, heads: int) -> EntryValue:
-        """Columns into heads of equal width."""
+        """Split columns into heads of equal width."""
         if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
         if self.heads != 1: raise GaveUp("heads of heads")
         wide = sympy.sympify(size_in_all(self.cols)) / heads
@@ -201,7 +202,7 @@ class EntryValue:
         return EntryValue.of(self.forms, heads, self.rows, parts[0].cols, lambda h, i, j: parts[h].at[0, i, j])
 
     def join(self, heads: int) -> EntryValue:
-        """Heads into columns."""
+        """Join heads as columns."""
         if not isinstance(heads, int): raise GaveUp(f"{heads} heads")
         width = len(self.cols)
         return EntryValue.of(self.forms, 1, self.rows, self.cols * heads,
@@ -217,7 +218,7 @@ class EntryValue:
                         lambda _, i, j: self.ring.add(*(self.at[h, i, j] for h in range(self.heads))))
 
     def tokens(self) -> None:
-        """Raises GaveUp where rows are no tokens as they came."""
+        """Raise GaveUp if rows are not the tokens of the input."""
         if self.rows != (T,): raise GaveUp("what is known of tokens, of other rows")
 
     def given(self, name: str, cols: int) -> EntryValue:
@@ -238,7 +239,7 @@ class EntryValue:
         return self.forms.through(self, self.forms.symbols[name])
 
     def keep_top(self, by: EntryValue, k: int) -> EntryValue:
-        """Its entries times whether they are among the largest of the row."""
+        """Return its entries times 1 if they are among the largest of the row, else 0."""
         a, b = self.met(by)
         if k == size_in_all(a.cols): return a
         def chosen(h: int, i: int, j: int) -> Polynomial:
@@ -248,7 +249,7 @@ class EntryValue:
                         lambda *at: self.ring.multiply(a.entry(*at), chosen(*at)))
 
     def product(self, other: EntryValue, over: type[Monoid], where: Pattern) -> EntryValue:
-        """A product over a monoid."""
+        """Return a product over a monoid."""
         if self.cols != other.rows: cut_alike(self.cols, other.rows)
         seen = self.seen(other, where)
         def line(h: int, i: int, j: int) -> MergedLine:
@@ -260,13 +261,13 @@ class EntryValue:
                         lambda *at: line(*at).over(over))
 
     def seen(self, other: EntryValue, where: Pattern) -> Polynomial | None:
-        """1 where a row sees an inner index, 0 elsewhere; none where all are seen."""
+        """Return 1 where a row sees an inner index, 0 elsewhere; None if all are seen."""
         if where == everyone: return None
         if not self.rows == self.cols == other.rows == (T,): raise GaveUp("a pattern of rows that are no tokens")
         return self.ring.atom(self.ring.head("sees", where), (ROW_INDEX, INNER))
 
     def act(self, term: Operator) -> EntryValue:
-        """Through an operator matrix."""
+        """Apply an operator to the value."""
         kind, forms = term.kind, self.forms
         if kind is KINDS["I"]: return self
         if kind is KINDS["cols"]:
@@ -290,21 +291,22 @@ class EntryValue:
     # ---- numbers
 
     def placed(self, lo: LiveSize, n: LiveSize) -> EntryValue:
-        """From column lo on in n columns, zeros elsewhere."""
+        """Place the columns from column lo on in n columns, zeros elsewhere."""
         if not any(p.terms for p in self.at.values()): return self.made(lambda *_: NO_TERMS, self.forms.pieces(n))
         before, behind = lo, as_int(sympy.expand(sympy.sympify(n) - lo - size_in_all(self.cols)))
         def zeros(size: LiveSize) -> AxisPieces: return () if size == 0 else (size,)
         first, last = zeros(before), zeros(behind)
         k, m = len(first), len(first) + len(self.cols)
-        made = self.made(lambda h, i, j: self.at[h, i, j - k] if k <= j < m else NO_TERMS, first + self.cols + last)
+        placed = self.made(lambda h, i, j: self.at[h, i, j - k] if k <= j < m else NO_TERMS, first + self.cols + last)
         wanted = self.forms.pieces(n)
-        return made if made.cols == wanted else made.cut(wanted)
+        return placed if placed.cols == wanted else placed.cut(wanted)
 
     def cut(self, wanted: AxisPieces) -> EntryValue:
-        """Smaller pieces of the same columns, where those that are cut are all alike."""
-        own, new = [0, *ends(self.cols)], [0, *ends(wanted)]
-        if not {*own} <= {*new}: raise CutNeeded(size_in_all(self.cols), own)
-        at = {end: k for k, end in enumerate(own)}
+        """Return the same columns in smaller pieces. Raises GaveUp if the columns of a piece that is cut are not all
+        alike."""
+        here, new = [0, *ends(self.cols)], [0, *ends(wanted)]
+        if not {*here} <= {*new}: raise CutNeeded(size_in_all(self.cols), here)
+        at = {end: k for k, end in enumerate(here)}
         source, k = [], 0
         for lo in new[:-1]:
             if lo in at: k = at[lo]
@@ -315,7 +317,7 @@ class EntryValue:
         return self.made(lambda h, i, j: self.at[h, i, source[j]], wanted)
 
     def constant(self, data: Data) -> EntryValue:
-        """A row of numbers, in each row."""
+        """Return a value with these numbers in each row."""
         shape = data.shape
         if len(shape) == 1:
             if shape == (1,): return EntryValue.of(self.forms, 1, self.rows, (1,), lambda *_: self.number(data))
@@ -327,18 +329,18 @@ class EntryValue:
     def number(self, data: Data) -> Polynomial:
         if getattr(data, "expression", None) is not None:
             return self.ring.atom(self.ring.head("number", data.key), ())
-        found = data[0]
-        if not isfinite(found): raise GaveUp("numbers that are not finite")
-        return as_polynomial(found)
+        value = data[0]
+        if not isfinite(value): raise GaveUp("numbers that are not finite")
+        return as_polynomial(value)
 
     def stored(self, data: Data) -> EntryValue:
-        """A matrix, one for each head where it is a stack."""
+        """Return a stored matrix, one for each head if it is a stack."""
         *stack, n, p = data.shape
         return EntryValue.of(self.forms, stack[0] if stack else 1, self.forms.pieces(n), self.forms.pieces(p),
                         self.slicing(data, 0, stacked=bool(stack)))
 
     def slicing(self, data: Data, rows: int | None, stacked: bool = False) -> Callable[[int, int, int], Polynomial]:
-        """The entries of an array: numbers alone where the pieces are single."""
+        """Return the entries of an array as a function of the place; single numbers where the pieces are single."""
         forms, whole = self.forms, None if hasattr(data, "promise") else np.asarray(data.array, np.float64)
         row_pieces = forms.pieces(data.shape[-2]) if rows is not None else (1,)
         col_pieces = forms.pieces(data.shape[-1])
@@ -355,13 +357,13 @@ class EntryValue:
 
 
 def piece_of(pieces: AxisPieces, k: int) -> Any:
-    """The numbers of a piece: one, or a slice."""
+    """Return the index of a piece: a number if it has size 1, else a slice."""
     lo = size_in_all(pieces[:k])
     return lo if pieces[k] == 1 else slice(lo, size_in_all(pieces[:k + 1]))
 
 
 def cut_alike(a: AxisPieces, b: AxisPieces, same: bool = False) -> None:
-    """Raises CutNeeded, so that two axes of one size are in the same pieces."""
+    """Raise CutNeeded, so that two axes of one size get the same pieces; GaveUp if that is not possible."""
     if a == b: return
     if size_in_all(a) != size_in_all(b): raise GaveUp(f"{size_in_all(a)} against {size_in_all(b)}")
     both = {*ends(a), *ends(b)}

@@ -1,5 +1,5 @@
-"""Proofs by entries: what goes through operators of which only properties are known, and whether all entries of two
-operators have one form (rewrites/proofs/entry_forms.py)."""
+"""Proofs by entries: the reading of operators by their declared properties, and a test if all entries of two operators
+have one form (rewrites/proofs/entry_forms.py)."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +17,7 @@ from opmatrix.algebra.term import KINDS, Operator, substitute
 from rewrites.proofs.entry_forms import AxisPieces, CutNeeded, EntryPlace, EntryValue, Forms, ends, size_in_all
 from rewrites.proofs.polynomials import COLUMN_INDEX, NO_TERMS, ROW_INDEX, GaveUp, Monomial, Polynomial, are_equal
 
-# ---- operators of which only properties are known
+# ---- operators with known properties only
 
 def through(x: EntryValue, term: Operator) -> EntryValue:
     """Read a symbol at a value, by its declared properties."""
@@ -38,16 +38,16 @@ def through(x: EntryValue, term: Operator) -> EntryValue:
     if term.maps_zero_to_zero and not any(p.terms for p in x.at.values()):
         return EntryValue.of(forms, heads, rows, cols, lambda *_: NO_TERMS)
     parts = additive_parts(x) if term.additive else [(Fraction(1), x)]
-    found = [opaque(part, term, heads, rows, cols).scaled(number) for number, part in parts]
-    return reduce(add, found) if found else EntryValue.of(forms, heads, rows, cols, lambda *_: NO_TERMS)
+    terms = [opaque(part, term, heads, rows, cols).scaled(number) for number, part in parts]
+    return reduce(add, terms) if terms else EntryValue.of(forms, heads, rows, cols, lambda *_: NO_TERMS)
 
 
 def additive_parts(x: EntryValue) -> list[tuple[Fraction, EntryValue]]:
-    """A value as a sum of values of one term each, with its number."""
+    """Return a value as a list of values of one term each, with the term's number; the value is their sum."""
     def alone(place: EntryPlace, each: Monomial) -> EntryValue:
         one = Polynomial({each: Fraction(1)})
         return x.made(lambda *at: one if at == place else NO_TERMS)
-    return [(number, alone(place, each)) for place, p in x.at.items() for each, number in p.terms.items()]
+    return [(number, alone(place, monomial)) for place, p in x.at.items() for monomial, number in p.terms.items()]
 
 
 def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: AxisPieces) -> EntryValue:
@@ -65,15 +65,16 @@ def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: Ax
 
 # ---- two operators
 
-AxisCuts: TypeAlias = dict[LiveSize, set[LiveSize]]         # by size of an axis, where pieces of it end
+AxisCuts: TypeAlias = dict[LiveSize, set[LiveSize]]         # by size of an axis, the ends of its pieces
 
-MOST_CUTS, MOST_COLUMNS = 12, 8                             # times that axes are cut anew; columns that are told apart
+MOST_CUTS, MOST_COLUMNS = 12, 8                             # rounds of new cuts; columns that are read one by one
 
 
 @dataclass(frozen=True)
 class EntryProof:
-    """Answer to whether entries of two operators have one form; the laws of functions that were used, and how many
-    products and sums of stored numbers were evaluated, within rounding; why there is no form, where there is none."""
+    """The answer to the question if entries of two operators have one form; the laws of functions that were used; the
+    number of products and sums of stored numbers that were evaluated, within rounding; and, if there is no common
+    form, the reason."""
     proved: bool
     laws: tuple[str, ...] = ()
     evaluated: int = 0
@@ -89,18 +90,18 @@ class EntryProof:
 
 
 def compare_entries(left: Operator, right: Operator) -> EntryProof:
-    """Tell whether all entries of two operators have one form: first in as few pieces of axes as will do, then, where
-    few columns are a number, each by itself."""
-    found = compare_in_pieces(left, right, {})
+    """Test if all entries of two operators have one form: first in as few pieces of axes as possible, then, if the
+    sizes are few numbers, column by column."""
+    proof = compare_in_pieces(left, right, {})
     few = {size for side in (left, right) for node in side.walk() for shape in (node.into, node.out)
            for size in shape[1:] if isinstance(size, int) and 1 < size}
-    if found.proved or not few or max(few) > MOST_COLUMNS: return found
+    if proof.proved or not few or max(few) > MOST_COLUMNS: return proof
     apart = compare_in_pieces(left, right, {size: {*range(1, size + 1)} for size in few})
-    return apart if apart.proved else found
+    return apart if apart.proved else proof
 
 
 def compare_in_pieces(left: Operator, right: Operator, cuts: AxisCuts) -> EntryProof:
-    """Both sides at one value of which nothing is known, with axes cut as that needs."""
+    """Compare both sides at one unknown value, with axes cut as the sides need."""
     for _ in range(MOST_CUTS):
         forms = Forms(through, cuts=cuts)
         try: one, other = read_entries(forms, left, right)
@@ -115,15 +116,15 @@ def compare_in_pieces(left: Operator, right: Operator, cuts: AxisCuts) -> EntryP
 
 
 def cut_more(cuts: AxisCuts, cut: CutNeeded, sizes: Iterable[LiveSize]) -> AxisCuts:
-    """Cuts, and one that is asked for: where there is that already, of the axes that are so many times as large, which
-    heads are cut of."""
+    """Return the cuts with the requested one. If it exists already, cut the axes of a multiple of that size instead,
+    which heads are split from."""
     if not {*cut.ends} <= cuts.get(cut.size, set()): return cuts | {cut.size: cuts.get(cut.size, set()) | {*cut.ends}}
     more = dict(cuts)
     for wide in sizes:
         times = sympy.sympify(wide) / cut.size
         if not times.is_Integer or times == 1: continue
-        found = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
-        more[wide] = more.get(wide, set()) | found
+        parts = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
+        more[wide] = more.get(wide, set()) | parts
     if more == cuts: raise GaveUp(f"columns of {cut.size} that are cut")
     return more
 
@@ -138,8 +139,8 @@ def read_entries(forms: Forms, left: Operator, right: Operator) -> tuple[EntryVa
     symbols = dict.fromkeys(node for side in sides for node in side.walk() if node.kind is KINDS["symbol"])
     called = {node: symbol(f"{k}", *node.args[1:3], **dict.fromkeys(node.args[3], True))
               for k, node in enumerate(symbols)}
-    forms.symbols.update({str(made.args[0]): node for node, made in called.items()})
+    forms.symbols.update({str(renamed.args[0]): node for node, renamed in called.items()})
     one, other = (substitute(side, called)(x) for side in sides)
     if (one.heads, *one.size) != (other.heads, *other.size): raise GaveUp("their shapes differ")
-    found: tuple[EntryValue, EntryValue] = one.met(other)
-    return found
+    pair: tuple[EntryValue, EntryValue] = one.met(other)
+    return pair

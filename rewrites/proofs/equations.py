@@ -1,10 +1,11 @@
-"""Equality by the laws: two operators are equal where both end in one class of the e-graph; no number is evaluated.
+"""Equality by the laws: two operators are equal if both end in one class of the e-graph; no number is evaluated.
 
     proof = prove(product(turn(a), b), turn(product(turn(b), a)))
 
-Or all their entries have one form, as polynomials of functions of polynomials (rewrites/proofs/entry_forms.py). What is
-not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where there is
-none, nothing is said: the laws may not reach, or the budget was spent; `tried` tells."""
+They are also equal if all their entries have one form, as polynomials of functions of polynomials
+(rewrites/proofs/entry_forms.py). An equation that is not proved is tried with numbers (rewrites/proofs/refute.py): one
+place where the two differ refutes it. If none is found, the question stays open: the laws may not suffice, or the
+budget was spent; `tried` lists the attempts."""
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -30,18 +31,18 @@ from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute
 if TYPE_CHECKING:
     from egglog.bindings import _Command
 
-PROOFS_PER_ENGINE = 100                                     # proofs that one engine makes
+PROOFS_PER_ENGINE = 100                                     # proofs per engine
 UNREAD = "rows are picked, and their positions or sequences read, of which laws of values know nothing"
 BASE = 1 << 32                                              # above any number of equal sizes in a sum
 
 
 def operands(node: str) -> str:
-    """The sizes of the operands of a node."""
+    """Return the conditions for the sizes of the operands of a node."""
     second = "(= k (tall b)) (= p (wide b))" if " b" in node else ""
     return f"(= m (tall a)) (= n (wide a)) {second}"
 
 
-# Rows and columns of a class as whole numbers, from those of its parts: m by n and k by p. What spreads has none.
+# Rows and columns of a class as whole numbers, from those of its parts: m by n and k by p. Spread values have none.
 SIZED = {
     "add a b": ("(= m k) (= n p)", "m", "n"),
     "mul a b": ("(= m k) (= n p)", "m", "n"),
@@ -55,9 +56,9 @@ SIZED = {
     "unit a": ("", "n", "n"),
 }
 DERIVED = {node.split()[0] for node in SIZED}
-# Heads of a class, as those of its parts, where these have as many as each other; and behind a function of entries.
+# Heads of a class: those of its parts, if these agree; and those before a function of entries.
 AS_MANY = ("add a b", "mul a b", "row a b", "below a b", 'product a b "sum" w', "turn a")
-ANY_HEADS = BASE                                            # of what gives as many heads as come in
+ANY_HEADS = BASE                                            # heads of a node that keeps those of its input
 FACTS = "\n".join([
     *(f"(function {fact} (Op) BigInt :merge old)" for fact in ("tall", "wide", "deep")),
     *(f"(rule ((= e (K_{node})) (= h (deep a)) {'(= h (deep b))' if ' b' in node else ''}) ((set (deep e) h)) :ruleset "
@@ -72,7 +73,7 @@ FACTS = "\n".join([
 
 
 def literal_facts(laws: Sequence[Law]) -> str:
-    """What is known of the numbers that laws write: each is one column, of as many heads as come in."""
+    """Return the facts of the numbers that laws write: each has one column, and as many heads as its input."""
     written = {quoted(spelled(term.args[0])) for law in laws for side in law.sides() for root in side
                for term in root.walk() if term.kind.name == "const" and term.args[0].shape == (1,)}
     return "\n".join(f'(rule ((= e (K_{leaf}))) ({fact} (set (deep e) (from-string "{ANY_HEADS}"))) :ruleset facts)'
@@ -84,7 +85,7 @@ ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way in which a proof was tried, and what came of it."""
+    """One way in which a proof was tried, and its outcome."""
 
     way: str
     outcome: str = ""
@@ -95,9 +96,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether two operators are equal by laws; how often each rule matched; nodes; which was growing when the budget
-    was spent; the seconds it took; where they differ, if they were seen to; what was tried, the last of which proved
-    it, and what to try next where nothing did. Prints as `verdict` does, a refutation with what differs first."""
+    """The outcome of a proof by laws: if it is `proved`; the matches of each rule; the number of nodes; the rule that
+    was growing when the budget was spent; the seconds it took; a counterexample, if one was found; the attempts, the
+    last of which proved it; and the next thing to try if all failed. Prints as `verdict` does, a refutation with the
+    difference first."""
 
     proved: bool
     matches: dict[str, int]
@@ -113,7 +115,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """proved, refuted or not found."""
+        """The verdict: proved, refuted or not found."""
         return "proved" if self.proved else "refuted" if self.at else "not found"
 
     def __str__(self) -> str:
@@ -132,7 +134,7 @@ class Prover:
         self.renew()
 
     def renew(self) -> None:
-        """A fresh engine: one proof was seen to be missed after 399 others in one engine, never after a few."""
+        """Make a fresh engine: a proof was once missed after 399 others in one engine, never after a few."""
         used = {law.phase for law in self.laws}
         self.engine, self.proofs = engine((), later=self.laws), 0
         self.run("\n".join([FACTS, literal_facts(self.laws), *(rule for law in self.laws for rule in rules(law))]))
@@ -140,7 +142,7 @@ class Prover:
                        if phase in used]
 
     def refresh(self) -> None:
-        """A fresh engine where this one has made enough proofs."""
+        """Make a fresh engine if this one has made enough proofs."""
         if self.proofs == PROOFS_PER_ENGINE:
             self.renew()
 
@@ -148,7 +150,7 @@ class Prover:
         self.engine.run_program(*self.engine.parse_program(program))
 
     def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
-        """Whether both end in one class before the graph has more nodes than the budget."""
+        """Test if both end in one class before the graph has more nodes than the budget."""
         self.refresh()
         self.proofs += 1
         start, roots = time.perf_counter(), {"left": left, "right": right}
@@ -165,7 +167,7 @@ class Prover:
 
 @dataclass
 class ProofSearch:
-    """One proof under way: matches by rule, nodes, and how many nodes there may be."""
+    """One proof under way: matches by rule, nodes, and the largest number of nodes."""
 
     engine: EgglogEngine
     budget: int
@@ -176,46 +178,47 @@ class ProofSearch:
         return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
 
     def saturate(self, phases: "Sequence[Sequence[_Command]]") -> None:
-        """Rounds of the first phase that is not still, until all are, both sides are equal, or the budget is spent."""
+        """Run rounds of the first phase that still changes the graph, until none does, both sides are equal, or the
+        budget is spent."""
         at = 0
         while at < len(phases) and self.nodes <= self.budget and not self.equal():
             at = 0 if self.changed(phases[at]) else at + 1
 
     def changed(self, phase: "Sequence[_Command]") -> bool:
-        """Whether one round of a phase changes anything."""
+        """Run one round of a phase. True if it changes anything."""
         _, done, sizes = self.engine.run_program(*phase)
         self.matches.update(Counter({name: n for name, n in done.report.num_matches_per_rule.items() if n}))
         self.nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
         return bool(done.report.updated)
 
     def growing(self) -> str:
-        """What the budget cut, in words."""
+        """Return the rule that was growing when the budget was spent, in words; empty if it was not spent."""
         most = max(self.matches, key=lambda name: self.matches[name], default="")
         return f"at {self.nodes} nodes {most} was growing" if self.nodes > self.budget else ""
 
 
 def inputs(*terms: Operator) -> list[Operator]:
-    """The leaves that are values of the input, for laws that ask for `act`."""
+    """Return the leaves that are values of the input, for laws with the condition `act`."""
     return [leaf for term in terms for leaf in term.walk() if not (leaf.children or leaf.constant or leaf.linear)]
 
 
 def add_sizes(template: Template, roots: dict[str, Operator]) -> Template:
-    """The template of these operators, with the rows and columns that the engine does not find itself."""
-    found: dict[Hashable, int | None] = {}
+    """Return the template of these operators, with the rows and columns that the engine does not derive itself."""
+    codes: dict[Hashable, int | None] = {}
     powers, lines = {sympy.S.One: 0, H: 1}, []
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
         sizes = () if is_derived(term) else (("tall", term.out.rows), ("wide", term.out.cols))
         for fact, size in (*sizes, ("deep", term.out.heads)):
-            if size not in found:
-                found[size] = encode_size(size, powers)
-            if found[size] is not None:
-                lines.append(f'(set ({fact} {entry.name}) (from-string "{found[size]}"))')
+            if size not in codes:
+                codes[size] = encode_size(size, powers)
+            if codes[size] is not None:
+                lines.append(f'(set ({fact} {entry.name}) (from-string "{codes[size]}"))')
     return replace(template, text="\n".join([template.text, *lines]))
 
 
 def is_derived(term: Operator) -> bool:
-    """Whether the engine finds its sizes from those of its parts, by SIZED."""
+    """True if the engine derives its sizes from those of its parts, by SIZED."""
     match term.kind.name, term.args:
         case "compose", (_, f):
             return bool(f.entrywise)
@@ -225,7 +228,7 @@ def is_derived(term: Operator) -> bool:
 
 
 def encode_size(size: sympy.Expr | int, powers: dict[sympy.Expr, int]) -> int | None:
-    """A size as a whole number, another for every other size; none where it is not known."""
+    """Return a size as a whole number, different for different sizes; None if it is not known."""
     expression = sympy.expand(size)
     if expression.has(N):
         return None
@@ -237,21 +240,21 @@ def encode_size(size: sympy.Expr | int, powers: dict[sympy.Expr, int]) -> int | 
 
 @lru_cache(maxsize=4)
 def prover(kinds: tuple[str, ...], laws: tuple[Law, ...], whose: object) -> Prover:
-    """The engine of a thread that knows these laws, and these kinds of node."""
+    """Return the engine of a thread that knows these laws and these kinds of node."""
     return Prover(laws)
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
-    """Tell whether two operators are equal: proved where laws lead from one to the other before a graph has more nodes
-    than the budget, or where all their entries have one form; refuted where numbers differ, else not found. Without
-    `laws` these are tried: the laws of values (`rewrites.laws.proving.values.VALUE_LAWS`), entries as polynomials, the
-    laws of the search (`opmatrix.laws`), numbers, and those laws of values with laws of numbers that cancel. Of `laws`
-    that are given all are tried, then those of them that the package has together, and all without leaving out what one
-    of them makes needless, so that more laws lose no proof. Both sides are read at one value of which nothing is known.
-    Raises TypeError for what is no operator."""
-    for side, given in (("left", left), ("right", right)):
-        if not isinstance(given, Operator):
-            raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
+    """Test if two operators are equal: proved if laws lead from one to the other before a graph has more nodes than
+    the budget, or if all their entries have one form; refuted if numbers differ, else not found. Without `laws` these
+    are tried in turn: the laws of values (`rewrites.laws.proving.values.VALUE_LAWS`), entries as polynomials, the laws
+    of the search (`opmatrix.laws`), numbers, and the laws of values with laws of numbers that cancel. With `laws` all
+    of them are tried, then the sets of them that the package has together, and all without subsuming terms, so that
+    more laws lose no proof. Both sides are read at one unknown value. Raises TypeError for a side that is no operator.
+    """
+    for side, operand in (("left", left), ("right", right)):
+        if not isinstance(operand, Operator):
+            raise TypeError(f"prove: the {side} side is {operand!r}, no operator: give terms, such as weight(A) @ relu")
     return TriedEquation(left, right, budget).answer(tuple(laws) if laws is not None else None)
 
 
@@ -269,21 +272,21 @@ class TriedEquation:
     def __post_init__(self) -> None: self.sides = read_both(self.left, self.right)
 
     def answer(self, laws: tuple[Law, ...] | None) -> Proof:
-        """The first proof, or where both differ, or what was tried in vain."""
+        """Return the first proof or refutation, or the failed attempts."""
         for way in self.ways() if laws is None else self.ways_of(laws):
             if (proof := way()) is not None: return proof
         proof = self.nothing()
         return self.finished(replace(proof, next=self.advise(proof, laws)))
 
     def nothing(self) -> Proof:
-        """Outcome of the first laws tried, which is no proof."""
+        """Return the outcome of the first laws tried, which is no proof."""
         return Proof(False, {}, 0, UNREAD, 0.0) if self.first is None else self.first
 
     def finished(self, proof: Proof) -> Proof:
         return replace(proof, tried=tuple(self.tried), seconds=time.perf_counter() - self.start)
 
     def ways(self) -> list[Callable[[], Proof | None]]:
-        """Ways to try in turn, where no laws are given."""
+        """Return the ways to try in turn if no laws are passed."""
         if self.left is self.right or are_numbers(self.left, self.right):
             return [lambda: self.by("the laws of values", values.VALUE_LAWS), self.by_entries,
                     lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers,
@@ -293,40 +296,40 @@ class TriedEquation:
         return [lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers]
 
     def ways_of(self, laws: tuple[Law, ...]) -> list[Callable[[], Proof | None]]:
-        """Ways to try with laws that are given."""
+        """Return the ways to try with these laws."""
         parts = [(name, known) for name, known in LAW_SETS if {*known} < {*laws}]
-        own = tuple(law for law in laws if not any(law in known for _, known in parts))
-        parts += [("the laws that are given beside those", own)] if parts and own else []
-        found = [lambda: self.by("the laws that are given", laws)]
-        found += [partial(self.by, name, known) for name, known in parts]
+        others = tuple(law for law in laws if not any(law in known for _, known in parts))
+        parts += [("the laws that are given beside those", others)] if parts and others else []
+        ways = [lambda: self.by("the laws that are given", laws)]
+        ways += [partial(self.by, name, known) for name, known in parts]
         if any(law.canonical for law in laws):
-            kept = without_subsuming(laws)
-            found.append(lambda: self.by("the laws that are given, nothing left out", kept))
-        return [*found, self.by_numbers]
+            unsubsumed = without_subsuming(laws)
+            ways.append(lambda: self.by("the laws that are given, nothing left out", unsubsumed))
+        return [*ways, self.by_numbers]
 
     def by(self, name: str, laws: Sequence[Law]) -> Proof | None:
-        """A proof by laws; none where there is none."""
+        """Return a proof by laws; None if there is none."""
         proof = prover(tuple(KINDS), tuple(laws), ENGINES.whose).prove(*self.sides, self.budget)
-        said = f"{proof.nodes} nodes{f', {proof.cut}' if proof.cut else ''}"
-        self.tried.append(Attempt(name, said))
+        outcome = f"{proof.nodes} nodes{f', {proof.cut}' if proof.cut else ''}"
+        self.tried.append(Attempt(name, outcome))
         self.first = proof if self.first is None else self.first
         return self.finished(proof) if proof else None
 
     def by_entries(self) -> Proof | None:
-        """A proof by entries that have one form; none where there is none."""
-        found = compare_entries(self.left, self.right)
-        self.tried.append(Attempt("entries as polynomials", found.said))
-        if not found.proved: return None
-        return self.finished(Proof(True, dict.fromkeys(found.laws, 1), 0, "", 0.0))
+        """Return a proof by entries that have one form; None if there is none."""
+        entries = compare_entries(self.left, self.right)
+        self.tried.append(Attempt("entries as polynomials", entries.said))
+        if not entries.proved: return None
+        return self.finished(Proof(True, dict.fromkeys(entries.laws, 1), 0, "", 0.0))
 
     def by_numbers(self) -> Proof | None:
-        """A place where both differ; none where none was seen."""
+        """Return a proof object with a counterexample; None if none was found."""
         at = refute(self.left, self.right)
         self.tried.append(Attempt("numbers", TRIED_NUMBERS))
         return None if at is None else self.finished(replace(self.nothing(), at=at))
 
     def advise(self, proof: Proof, laws: tuple[Law, ...] | None) -> str:
-        """Advice for an equation that was neither proved nor refuted."""
+        """Return advice for an equation that was neither proved nor refuted."""
         if proof.cut and proof.cut != UNREAD: return f"a larger budget than {self.budget} nodes"
         if any(node.kind is KINDS["symbol"] for side in (self.left, self.right) for node in side.walk()):
             return ("declare properties of the symbols that make it true, or state a step as a law, "
@@ -340,5 +343,5 @@ LAW_SETS = (("the laws of values", values.VALUE_LAWS), ("the laws of the search"
 
 @lru_cache(maxsize=4)
 def without_subsuming(laws: tuple[Law, ...]) -> tuple[Law, ...]:
-    """Laws whose left sides may be needed again."""
+    """Return the laws without subsumption: their left sides may be needed again."""
     return tuple(replace(law, canonical=False) for law in laws)

@@ -1,5 +1,5 @@
-"""Functions of entries that are polynomials. What is true of a function is read off its declared properties, and off
-laws (rewrites/laws/proving/functions.py)."""
+"""Functions of entries that are polynomials. The facts about a function are its declared properties, and laws
+(rewrites/laws/proving/functions.py)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,20 +36,20 @@ from rewrites.proofs.polynomials import (
     without_factors,
 )
 
-ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # of what a row without keys weighs
-MOST_FACTORS = 24                                           # powers of e in a product
+ZERO_OR_RECIPROCAL = "one over, and of zero zero"           # the weight of a row without keys
+MOST_FACTORS = 24                                           # most powers of e in a product
 LOGARITHM = SCALAR_FUNCTIONS["log"]
 INNER = 2                                                   # the index that a product over a monoid merges
 POWERS = {exp: None, reciprocal: Fraction(-1), rsqrt: Fraction(-1, 2)}
 
 
-Exponents: TypeAlias = dict[tuple[Monomial, IndexTuple], Fraction]  # what e is raised to in a product, term by term
+Exponents: TypeAlias = dict[tuple[Monomial, IndexTuple], Fraction]  # the exponent of e in a product, term by term
 
 
 @dataclass
 class Functions:
-    """Functions of polynomials of a ring, each in one form. `inner` is what an atom is a function of, over the indices
-    0, 1, .. in the order in which it stands at its own."""
+    """Functions of polynomials of a ring, each in one form. `inner` maps an atom to the argument of its function, over
+    the indices 0, 1, .. in the order of the atom's own indices."""
     ring: Ring
     laws: LawsByShape = field(default_factory=shaped)
     inner: dict[Head, Polynomial] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class Functions:
     # ---- atoms
 
     def atom(self, f: object, p: Polynomial) -> Polynomial:
-        """A function of which nothing else is known."""
+        """Return a function without known properties as an atom."""
         return self.of_lines(("of", f), [p], sorted(p.free))
 
     def of_lines(self, content: tuple[object, ...], line: Sequence[Polynomial], places: Sequence[int],
                  commutes: bool = False, more: IndexTuple = ()) -> Polynomial:
-        """Make an atom of several polynomials over some indices, in any order where it commutes."""
+        """Make an atom of several polynomials over some indices, in any order if it commutes."""
         best: tuple[Any, IndexTuple, list[Polynomial]] | None = None
         keys = set[Any]()
         for order in permutations(places):
@@ -84,20 +84,20 @@ class Functions:
     def is_of(self, factor: AtomAt, f: object) -> bool: return factor[0].content[:2] == ("of", f)
 
     def argument(self, factor: AtomAt) -> Polynomial:
-        """The argument of the function that an atom is, at its indices, which are free."""
+        """Return the argument of the function that an atom is, at the atom's indices, which are free."""
         head, at = factor
         return self.ring.moved(self.inner[head], dict(enumerate(at)))
 
     def single(self, p: Polynomial) -> AtomAt | None:
-        """The atom that a polynomial is."""
+        """Return the atom that a polynomial is; None if it is more than one atom."""
         if len(p.terms) != 1: return None
-        (each, number), = p.terms.items()
-        return each.factors[0] if number == 1 and len(each.factors) == 1 and not each.bound else None
+        (monomial, number), = p.terms.items()
+        return monomial.factors[0] if number == 1 and len(monomial.factors) == 1 and not monomial.bound else None
 
     # ---- functions
 
     def apply(self, f: Operator, p: Polynomial) -> Polynomial:
-        """A function of single numbers at a polynomial."""
+        """Return a function of single numbers at a polynomial."""
         if p.number is not None: return self.of_number(f, p.number)
         if f is exp: return self.power(p)
         if law := self.laws.definitions.get(f): return self.by(law, p)
@@ -112,12 +112,12 @@ class Functions:
         if number == 0 and f.maps_zero_to_zero: return NO_TERMS
         if any(node.kind is KINDS["symbol"] for node in f.walk()):
             return self.ring.atom(self.ring.head("of number", f, number), ())
-        with np.errstate(all="ignore"): found = float(dense(f, np.array([[float(number)]]))[0, 0])
-        if not isfinite(found): raise GaveUp(f"{f} of {float(number):g}")
-        return as_polynomial(found)
+        with np.errstate(all="ignore"): value = float(dense(f, np.array([[float(number)]]))[0, 0])
+        if not isfinite(value): raise GaveUp(f"{f} of {float(number):g}")
+        return as_polynomial(value)
 
     def by(self, law: Law, p: Polynomial) -> Polynomial:
-        """The right side of a law at a polynomial."""
+        """Return the right side of a law at a polynomial."""
         self.used.add(law.name)
         _, (right,) = law.sides()
         values: dict[Operator, Polynomial] = {}
@@ -134,45 +134,46 @@ class Functions:
         return values[right]
 
     def plain(self, f: Operator, p: Polynomial) -> Polynomial:
-        """A function of which properties are declared, and laws say what it is of a negated number."""
-        if f is relu and (found := self.rectified(p)) is not None: return found
+        """Return a function with declared properties at a polynomial; laws may rewrite it at a negated number."""
+        if f is relu and (simpler := self.rectified(p)) is not None: return simpler
         if f.positively_homogeneous:
             size = abs(p.leading)
             if size != 1: return self.apply(f, p.scaled(1 / size)).scaled(size)
         if p.leading < 0 and (law := self.laws.reflections.get(f)): return self.by(law, p.scaled(Fraction(-1)))
         if f.positively_homogeneous and f.maps_zero_to_zero and (shared := self.positive_factor(p)):
-            rest = Polynomial({without_factors(each, shared): number for each, number in p.terms.items()})
+            rest = Polynomial({without_factors(monomial, shared): number for monomial, number in p.terms.items()})
             outside = self.ring.simple([*shared], (), Fraction(1))
             return self.ring.multiply(outside, self.apply(f, self.ring.add(rest)))
         return self.atom(f, p)
 
     def rectified(self, p: Polynomial) -> Polynomial | None:
-        """relu of what has a sign for certain, and relu(a relu(u) - b) as relu(a u - b), where a and b are positive."""
+        """Rewrite relu of a polynomial with a certain sign, and relu(a relu(u) - b) as relu(a u - b), where a and b
+        are positive; None if neither applies."""
         if self.is_positive(p): return p
         if self.is_positive(p.scaled(Fraction(-1))): return NO_TERMS
-        for each, number in p.terms.items():
-            factor = self.single(Polynomial({each: Fraction(1)}))
+        for monomial, number in p.terms.items():
+            factor = self.single(Polynomial({monomial: Fraction(1)}))
             if number < 0 or factor is None or not self.is_of(factor, relu): continue
-            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != monomial})
             if self.is_positive(rest.scaled(Fraction(-1))):
                 return self.apply(relu, self.ring.add(rest, self.argument(factor).scaled(number)))
         return None
 
     def is_positive(self, p: Polynomial) -> bool:
-        """Tell whether no number is negative, for certain: neither relu(u) is nor relu(u) - u."""
-        for each, number in p.terms.items():
-            factor = self.single(Polynomial({each: Fraction(1)}))
+        """True if no value is negative, for certain: neither relu(u) nor relu(u) - u is."""
+        for monomial, number in p.terms.items():
+            factor = self.single(Polynomial({monomial: Fraction(1)}))
             if number < 0 or factor is None or not self.is_of(factor, relu): continue
             u = self.argument(factor)
             first, by = next((term for term in u.ordered if term[0] != UNIT_TERM), (UNIT_TERM, Fraction(0)))
             taken = -p.terms.get(first, Fraction(0)) / by if by else Fraction(0)
             if not 0 < taken <= number: continue
-            rest = self.ring.add(p, Polynomial({each: -taken}), u.scaled(taken))
+            rest = self.ring.add(p, Polynomial({monomial: -taken}), u.scaled(taken))
             return self.is_positive(rest)
         def even(each: Monomial, factor: AtomAt) -> bool:
             return each.factors.count(factor) % 2 == 0 and all(i >= 0 for i in factor[1])
-        return all(number > 0 and all(self.is_positive_atom(factor) or even(each, factor) for factor in each.factors)
-                   for each, number in p.terms.items())
+        return all(number > 0 and all(self.is_positive_atom(factor) or even(term, factor) for factor in term.factors)
+                   for term, number in p.terms.items())
 
     def is_positive_atom(self, factor: AtomAt) -> bool:
         content: Any = factor[0].content
@@ -181,96 +182,97 @@ class Functions:
         return content[0] == "of" and (relu, content[1]) in self.laws.behind
 
     def is_above_zero(self, factor: AtomAt) -> bool:
-        """Tell whether an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
+        """True if an atom is positive and never zero, for certain: powers of e, and one over sums of them."""
         if self.is_of_power(factor): return True
         return self.is_of(factor, reciprocal) and self.is_sum_of_powers(self.inner[factor[0]])
 
     def is_sum_of_powers(self, p: Polynomial) -> bool:
-        """Tell whether a polynomial is a sum of powers of e alone, at everything or at what each row sees of itself."""
+        """True if a polynomial is a sum of powers of e alone, over all columns or over a pattern by which each row
+        sees itself."""
         def seen(factor: AtomAt) -> bool:
             content = factor[0].content
             return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
-        return all(number > 0 and any(map(self.is_of_power, each.factors))
-                   and all(self.is_of_power(factor) or seen(factor) for factor in each.factors)
-                   for each, number in p.terms.items())
+        return all(number > 0 and any(map(self.is_of_power, term.factors))
+                   and all(self.is_of_power(factor) or seen(factor) for factor in term.factors)
+                   for term, number in p.terms.items())
 
     def is_of_power(self, factor: AtomAt) -> bool:
-        """Tell whether an atom is e to some power."""
+        """True if an atom is e to some power."""
         return self.is_of(factor, exp) or factor[0].content[:1] == ("power",)
 
     def shares(self, each: Monomial) -> Polynomial | None:
-        """A sum of powers of e times one over itself is one."""
+        """Rewrite a sum of powers of e times one over itself as one; None if there is none."""
         for factor in each.factors:
             if not any(self.is_of(factor, f) for f in (reciprocal, ZERO_OR_RECIPROCAL)): continue
             inner = self.inner[factor[0]]
             if len(inner.terms) != 1 or any(i < 0 for i in factor[1]) or not self.is_sum_of_powers(inner): continue
             (wanted, number), = self.argument(factor).terms.items()
             for part in parts_of(each):
-                own, rest = split_off(each, part)
-                if number == 1 and part and own == wanted:
+                taken, rest = split_off(each, part)
+                if number == 1 and part and taken == wanted:
                     rest_factors = list(rest.factors)
                     rest_factors.remove(factor)
                     return self.ring.simple(rest_factors, rest.bound, Fraction(1))
         return None
 
     def positive_factor(self, p: Polynomial) -> list[AtomAt]:
-        """Atoms that are never negative, of all terms."""
+        """Return atoms that are never negative, shared by all terms."""
         first, *rest = p.terms
         shared = [factor for factor in dict.fromkeys(first.factors)
                   if self.is_positive_atom(factor) and all(i >= 0 for i in factor[1])
-                  and all(factor in each.factors for each in rest)]
+                  and all(factor in term.factors for term in rest)]
         return shared if len(p.terms) > 1 or len(shared) < len(first.factors) else shared[:-1]
 
     # ---- powers of e
 
     def power(self, p: Polynomial) -> Polynomial:
-        """e to the power of a polynomial: a factor for each of its terms; for those of equal indices together, where
-        they are many."""
+        """Return e to the power of a polynomial, with a factor for each of its terms; many terms of equal indices get
+        one factor together."""
         groups: dict[frozenset[int], TermNumbers] = {}
-        for each, number in p.terms.items(): groups.setdefault(each.free, {})[each] = number
-        made = as_polynomial(1)
+        for monomial, number in p.terms.items(): groups.setdefault(monomial.free, {})[monomial] = number
+        power = as_polynomial(1)
         for free, group in groups.items():
             if len(group) > MOST_FACTORS: factor = self.of_lines(("power",), [Polynomial(group)], sorted(free))
             else: factor = self.power_by_term(Polynomial(group))
-            made = self.ring.multiply(made, factor)
-        return made
+            power = self.ring.multiply(power, factor)
+        return power
 
     def power_by_term(self, p: Polynomial) -> Polynomial:
-        """e to the power of a polynomial of few terms."""
-        made = as_polynomial(1)
-        for each, number in p.ordered:
-            if each == UNIT_TERM:
-                with np.errstate(over="ignore"): found = float(np.exp(float(number)))
-                if not isfinite(found) or found == 0: raise GaveUp(f"e to the power {float(number):g}")
-                factor = as_polynomial(found)
-            else: factor = self.power_of_term(each, number)
-            made = self.ring.multiply(made, factor)
-        return made
+        """Return e to the power of a polynomial of few terms."""
+        power = as_polynomial(1)
+        for monomial, number in p.ordered:
+            if monomial == UNIT_TERM:
+                with np.errstate(over="ignore"): value = float(np.exp(float(number)))
+                if not isfinite(value) or value == 0: raise GaveUp(f"e to the power {float(number):g}")
+                factor = as_polynomial(value)
+            else: factor = self.power_of_term(monomial, number)
+            power = self.ring.multiply(power, factor)
+        return power
 
     def power_of_term(self, each: Monomial, number: Fraction) -> Polynomial:
         if abs(number) == 1 and (factor := self.single(Polynomial({each: Fraction(1)}))) and factor[0] in self.inner:
             if law := self.laws.behind.get((exp, factor[0].content[1])):
-                found = self.by(law, self.argument(factor))
-                return found if number == 1 else self.apply(reciprocal, found)
+                value = self.by(law, self.argument(factor))
+                return value if number == 1 else self.apply(reciprocal, value)
         return self.atom(exp, Polynomial({each: number}))
 
     def exponents(self, each: Monomial) -> Exponents:
-        """Exponents of e in a product."""
-        found: Exponents = {}
+        """Return the exponents of e in a product."""
+        sums: Exponents = {}
         for factor in each.factors:
             if not self.is_of(factor, exp): continue
             (inner, number), = self.inner[factor[0]].terms.items()
-            found[inner, factor[1]] = found.get((inner, factor[1]), Fraction(0)) + number
-        return found                                        # arrays of numbers are apart: their sum is one of them
+            sums[inner, factor[1]] = sums.get((inner, factor[1]), Fraction(0)) + number
+        return sums                                         # arrays of numbers stay apart: their sum is one of them
 
     def one_power(self, each: Monomial) -> Polynomial | None:
-        """Powers of e with equal terms in their exponents are one."""
+        """Merge powers of e whose exponents have equal terms; None if there are none."""
         powers = [factor for factor in each.factors if self.is_of(factor, exp)]
-        found = self.exponents(each)
-        if len(found) == len(powers): return None
+        exponents = self.exponents(each)
+        if len(exponents) == len(powers): return None
         factors = [factor for factor in each.factors if factor not in powers]
         symmetric = {(*self.inner[head].terms, at): head.symmetric for head, at in powers}
-        for (inner, at), number in found.items():
+        for (inner, at), number in exponents.items():
             if number: factors.append((self.head_of_power(inner, number, symmetric[inner, at]), at))
         return self.ring.simple(factors, each.bound, Fraction(1))
 
@@ -281,40 +283,40 @@ class Functions:
         return head
 
     def logarithm_of(self, found: Exponents) -> Polynomial:
-        """The exponents as a polynomial; their indices are free."""
+        """Return the exponents as a polynomial; their indices are free."""
         return self.ring.add(*(self.ring.moved(Polynomial({inner: number}), dict(enumerate(at)))
                                for (inner, at), number in found.items()))
 
     def is_power(self, each: Monomial) -> bool:
-        """Tell whether a product is of powers of e alone, with no sum."""
+        """True if a product is of powers of e alone, without a sum."""
         return not each.bound and all(self.is_of(factor, exp) for factor in each.factors)
 
     def shared_powers(self, p: Polynomial) -> Polynomial:
-        """Least exponents of e shared by all terms of a polynomial, where no index is bound."""
-        every = [{key: number for key, number in self.exponents(each).items() if all(i >= 0 for i in key[1])}
-                 for each in p.terms]
-        keys = dict.fromkeys(key for each in every for key in each)
-        least = {key: min(each.get(key, Fraction(0)) for each in every) for key in keys}
+        """Return the least exponents of e shared by all terms of a polynomial, where no index is bound."""
+        every = [{key: number for key, number in self.exponents(monomial).items() if all(i >= 0 for i in key[1])}
+                 for monomial in p.terms]
+        keys = dict.fromkeys(key for exponents in every for key in exponents)
+        least = {key: min(exponents.get(key, Fraction(0)) for exponents in every) for key in keys}
         return self.logarithm_of({key: number for key, number in least.items() if number})
 
     def one_and_power(self, p: Polynomial) -> tuple[Fraction, Polynomial, Polynomial] | None:
-        """c, u and v of c e^u (1 + e^v), where a polynomial is that."""
+        """Return c, u and v of a polynomial c e^u (1 + e^v); None if it has another form."""
         if len(p.terms) != 2: return None
         terms = sorted(p.terms.items(), key=lambda term: (term[0] != UNIT_TERM, term[0].key, head_numbers(term[0])))
         (one, c), (other, d) = terms
         if c != d or not (self.is_power(one) and self.is_power(other)): return None
-        u, w = (self.logarithm_of(self.exponents(each)) for each in (one, other))
+        u, w = (self.logarithm_of(self.exponents(term)) for term in (one, other))
         return c, u, self.ring.add(w, u.scaled(Fraction(-1)))
 
     # ---- one over, and logarithms
 
     def inverse(self, f: Any, p: Polynomial) -> Polynomial:
-        """A power of a polynomial: -1, or -1/2, of which numbers and powers of e are taken out."""
+        """Return a power of a polynomial, -1 or -1/2, with numbers and powers of e as factors of their own."""
         half = f is rsqrt
         if f is reciprocal and (parts := self.one_and_power(p)):
             c, u, v = parts
-            found = self.by(self.laws.behind_one[reciprocal, exp], v)
-            return self.ring.multiply(self.power(u.scaled(Fraction(-1))), found).scaled(1 / c)
+            share = self.by(self.laws.behind_one[reciprocal, exp], v)
+            return self.ring.multiply(self.power(u.scaled(Fraction(-1))), share).scaled(1 / c)
         scale = abs(p.leading) if half else p.leading
         number = Fraction(float(scale) ** -0.5) if half else 1 / scale
         p = p.scaled(1 / scale)
@@ -326,16 +328,16 @@ class Functions:
         return self.ring.multiply(outside, self.atom(f, rest))
 
     def each_inverse(self, p: Polynomial) -> Polynomial:
-        """One over a product, factor by factor; what is summed over stays together."""
-        (each, number), = p.terms.items()
-        held = {factor for factor in each.factors if any(i < 0 for i in factor[1])}
-        parts = [self.inverse_of_factor(factor) for factor in each.factors if factor not in held]
+        """Return one over a product, factor by factor; factors with summed indices stay together."""
+        (monomial, number), = p.terms.items()
+        held = {factor for factor in monomial.factors if any(i < 0 for i in factor[1])}
+        parts = [self.inverse_of_factor(factor) for factor in monomial.factors if factor not in held]
         if held:
-            inner = Monomial(tuple(factor for factor in each.factors if factor in held), each.bound)
+            inner = Monomial(tuple(factor for factor in monomial.factors if factor in held), monomial.bound)
             parts.append(self.atom(reciprocal, Polynomial({inner: Fraction(1)})))
-        made = as_polynomial(1 / number)
-        for part in parts: made = self.ring.multiply(made, part)
-        return made
+        inverse = as_polynomial(1 / number)
+        for part in parts: inverse = self.ring.multiply(inverse, part)
+        return inverse
 
     def inverse_of_factor(self, factor: AtomAt) -> Polynomial:
         head, at = factor
@@ -371,25 +373,26 @@ class Functions:
         return None
 
     def factors_of_power(self, factor: AtomAt) -> list[AtomAt]:
-        """The factors of e to the power of minus what an atom is of; none where a number is among its terms."""
+        """Return the factors of e to the power of minus an atom's argument; empty if the argument has a constant term.
+        """
         inner = self.inner[factor[0]]
         if UNIT_TERM in inner.terms: return []
-        made: list[AtomAt] = []
-        for each, number in inner.terms.items():
-            p = self.atom(exp, Polynomial({each: -number}))
+        factors: list[AtomAt] = []
+        for monomial, number in inner.terms.items():
+            p = self.atom(exp, Polynomial({monomial: -number}))
             (term, _), = p.terms.items()
             if len(term.factors) != 1: return []
             head, at = term.factors[0]
-            made.append((head, tuple(factor[1][i] for i in at)))
-        return made
+            factors.append((head, tuple(factor[1][i] for i in at)))
+        return factors
 
     def replaced(self, each: Monomial, factors: list[AtomAt], law: Law, of: AtomAt) -> Polynomial:
-        """A product with some of its factors replaced by the right side of a law."""
+        """Replace some factors of a product by the right side of a law."""
         opened = {-k - 1: 100 + k for k in range(len(each.bound))}
         rest = list(each.factors)
         for factor in factors: rest.remove(factor)
         def free(factor: AtomAt) -> AtomAt: return factor[0], tuple(opened.get(i, i) for i in factor[1])
-        made = self.by(law, self.argument(free(of)))
-        made = self.ring.multiply(self.ring.simple([free(factor) for factor in rest], (), Fraction(1)), made)
-        for k, size in enumerate(each.bound): made = self.ring.summed(made, 100 + k, size)
-        return made
+        result = self.by(law, self.argument(free(of)))
+        result = self.ring.multiply(self.ring.simple([free(factor) for factor in rest], (), Fraction(1)), result)
+        for k, size in enumerate(each.bound): result = self.ring.summed(result, 100 + k, size)
+        return result

@@ -1,4 +1,4 @@
-"""Laws of functions by the shapes of their left sides, by which they are looked up."""
+"""Laws of functions by the shapes of their left sides, under which they are looked up."""
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -20,17 +20,17 @@ class LawsByShape:
 
 @cache
 def shaped(laws: tuple[Law, ...] = FUNCTION_LAWS) -> LawsByShape:
-    """Each law where its shape is looked for."""
-    made = LawsByShape()
+    """Return each law under its shape."""
+    by_shape = LawsByShape()
     for law in laws:
         (left,), _ = law.sides()
         x = next(node for node in left.walk() if not node.children)
         if left.kind is KINDS["mul"]:
-            made.products.append(law)
+            by_shape.products.append(law)
             continue
         inner, f = left.args
-        if inner is x: made.definitions[f] = law
-        elif inner is x @ (I * -1.0): made.reflections[f] = law
-        elif inner.kind is KINDS["add"]: made.behind_one[f, inner.args[0].args[1]] = law
-        else: made.behind[f, inner.args[1]] = law
-    return made
+        if inner is x: by_shape.definitions[f] = law
+        elif inner is x @ (I * -1.0): by_shape.reflections[f] = law
+        elif inner.kind is KINDS["add"]: by_shape.behind_one[f, inner.args[0].args[1]] = law
+        else: by_shape.behind[f, inner.args[1]] = law
+    return by_shape

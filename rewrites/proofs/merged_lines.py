@@ -1,4 +1,4 @@
-"""A line of a product over a monoid, merged by what the flags of the monoid say, or by what it is."""
+"""A line of a product over a monoid, merged by the flags of the monoid, or by its definition."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from rewrites.proofs.polynomials import GaveUp, IndexTuple, Polynomial, as_polyn
 
 @dataclass(frozen=True)
 class MergedLine:
-    """A row on the left and a column on the right, in pieces of these sizes at the inner index; what is seen of it.
-    Where the left are entries of a relation, those that are zero are `absent`."""
+    """A row of the left side and a column of the right side, in pieces of these sizes along the inner index, and the
+    part of it that is `seen`. If the left side holds entries of a relation, zeros are `absent`."""
     functions: OrderedForms
     sizes: tuple[LiveSize, ...]
     left: Sequence[Polynomial]
@@ -28,7 +28,7 @@ class MergedLine:
     absent: bool = False
 
     def over(self, monoid: type[Monoid]) -> Polynomial:
-        """Merged by a monoid."""
+        """Merge the line by a monoid."""
         if monoid.ordinary: return self.summed(self.seen_of(self.products()))
         if monoid.right_linear: return self.weighed(monoid)
         if self.absent or self.seen is not None or monoid not in MERGED: return self.opaque(monoid)
@@ -40,7 +40,7 @@ class MergedLine:
         return [self.functions.ring.multiply(a, b) for a, b in zip(self.left, self.right, strict=True)]
 
     def seen_of(self, line: Sequence[Polynomial]) -> list[Polynomial]:
-        """The entries of a line that are seen, zeros elsewhere."""
+        """Return the entries of a line that are seen, zeros elsewhere."""
         return [*line] if self.seen is None else [self.functions.ring.multiply(self.seen, p) for p in line]
 
     def summed(self, line: Sequence[Polynomial]) -> Polynomial:
@@ -53,7 +53,7 @@ class MergedLine:
     # ---- over monoids
 
     def weighed(self, monoid: type[Monoid]) -> Polynomial:
-        """A sum of the right side, each number of it with a weight that the left side gives."""
+        """Return a sum of the right side's entries, weighted by functions of the left side."""
         weights = self.weights(monoid)
         ring = self.functions.ring
         return self.summed([ring.multiply(a, b) for a, b in zip(weights, self.right, strict=True)])
@@ -78,7 +78,7 @@ class MergedLine:
         return self.atoms(monoid, line)
 
     def atoms(self, monoid: type[Monoid], line: Sequence[Polynomial]) -> list[Polynomial]:
-        """Weights of which nothing else is known."""
+        """Return weights without a known form."""
         return [self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
                 for j, size in enumerate(self.sizes)]
 
@@ -88,13 +88,13 @@ class MergedLine:
         return self.functions.of_lines((*content, *map(str, self.sizes), len(whole)), whole, outer(whole), more=more)
 
     def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
-        """Without what is added to all of it."""
-        shared = {each: -number for each, number in line[0].terms.items() if INNER not in each.free
-                  and all(p.terms.get(each) == number for p in line)}
+        """Return the line without terms that are added to all of it."""
+        shared = {term: -number for term, number in line[0].terms.items() if INNER not in term.free
+                  and all(p.terms.get(term) == number for p in line)}
         return [self.functions.ring.add(p, Polynomial(shared)) for p in line]
 
     def one_over_size(self) -> Polynomial:
-        """One over how many are merged."""
+        """Return one over the number of merged entries."""
         return self.functions.inverse(reciprocal, self.summed([as_polynomial(1)] * len(self.sizes)))
 
     def largest(self) -> Polynomial:
@@ -115,7 +115,7 @@ class MergedLine:
         return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
 
     def variance(self) -> Polynomial:
-        """The mean of the squares, less the square of the mean."""
+        """Return the mean of the squares, less the square of the mean."""
         ring, mean = self.functions.ring, self.mean()
         squares = ring.multiply(self.squares(), self.one_over_size())
         return ring.add(squares, ring.multiply(mean, mean).scaled(Fraction(-1)))

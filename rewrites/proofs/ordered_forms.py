@@ -1,4 +1,4 @@
-"""Entries that are chosen by their order: the largest of a line, and which are among its largest."""
+"""Entries that are chosen by their order: the largest of a line, and membership among the largest."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,23 +15,24 @@ from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Polynomial, 
 
 @dataclass
 class OrderedForms(Functions):
-    """Functions of polynomials, and of lines of them by their order; `merged` are those that atoms are the largest
-    of."""
+    """Functions of polynomials, and of lines of them by their order. `merged` maps an atom that is a maximum to its
+    operands."""
     merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)
 
     def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
-        """The largest of polynomials, each at as many values of the inner index as its size says: what is in all of
-        them is added afterwards, positive numbers are multiplied afterwards, of two numbers it is a relu."""
+        """Return the largest of polynomials, each at as many values of the inner index as its size. Terms that all of
+        them have are added afterwards, positive numbers are multiplied afterwards; a maximum of two numbers is a relu.
+        """
         line = [part for size, p in line for part in self.flattened(size, p)]
         first = line[0][1]
-        shared = {each: number for each, number in first.terms.items() if INNER not in each.free
-                  and all(p.terms.get(each) == number for _, p in line)}
+        shared = {term: number for term, number in first.terms.items() if INNER not in term.free
+                  and all(p.terms.get(term) == number for _, p in line)}
         outside, minus = Polynomial(shared), Polynomial(shared).scaled(Fraction(-1))
         parts: dict[Any, tuple[LiveSize, Polynomial]] = {}
         for size, p in line:
             rest = self.ring.add(p, minus)
-            own = size if INNER in rest.free else 1
-            parts[str(own), rest.key] = own, rest
+            count = size if INNER in rest.free else 1
+            parts[str(count), rest.key] = count, rest
         left = sorted(parts.values(), key=lambda part: (str(part[0]), order_of(part[1])))
         if len(left) == 1 and left[0][0] == 1: return self.ring.add(outside, left[0][1])
         if len(left) == 2 and left[0][0] == left[1][0] == 1:
@@ -39,34 +40,35 @@ class OrderedForms(Functions):
             return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
         scale = next(abs(p.leading) for _, p in left if p.terms)
         parts_of_head = [p.scaled(1 / scale) for _, p in left]
-        found = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
-        (each,) = found.terms
-        head, at = each.factors[0]
+        largest = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
+        (monomial,) = largest.terms
+        head, at = monomial.factors[0]
         to = {index: k for k, index in enumerate(at)}
         self.merged.setdefault(head, [(size, self.ring.moved(p, to))
                                       for (size, _), p in zip(left, parts_of_head, strict=True)])
-        return self.ring.add(outside, found.scaled(scale))
+        return self.ring.add(outside, largest.scaled(scale))
 
     def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
         """List the operands of a maximum, each with the number added to it."""
         if INNER in p.free: return [(size, p)]
-        for each, number in p.terms.items():
-            factor = self.single(Polynomial({each: Fraction(1)}))
+        for term, number in p.terms.items():
+            factor = self.single(Polynomial({term: Fraction(1)}))
             if number < 0 or factor is None or factor[0] not in self.merged: continue
-            rest = Polynomial({other: by for other, by in p.terms.items() if other != each})
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != term})
             to = dict(enumerate(factor[1]))
-            return [(own, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
-                    for own, part in self.merged[factor[0]]]
+            return [(count, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
+                    for count, part in self.merged[factor[0]]]
         return [(size, p)]
 
 
     def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
-        """1 where an entry of piece j of a row is among its k largest, the first of equal ones, else 0: it stays so
-        where what is the same in the whole row is added, or all is scaled, or goes through a function that rises."""
+        """Return 1 where an entry of piece j of a row is among its k largest, the first ones of equal entries, else 0.
+        That does not change if a term is added to the whole row, if all of it is scaled by a positive number, or goes
+        through a rising function; so these are removed."""
         polynomials = self.risen([p for _, p in line])
         first = polynomials[0]
-        shared = {each: -number for each, number in first.terms.items() if INNER not in each.free
-                  and all(p.terms.get(each) == number for p in polynomials)}
+        shared = {term: -number for term, number in first.terms.items() if INNER not in term.free
+                  and all(p.terms.get(term) == number for p in polynomials)}
         left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
         scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
         more = (COLUMN_INDEX,) if line[j][0] != "1" else ()
@@ -75,21 +77,21 @@ class OrderedForms(Functions):
                              outer(left), more=more)
 
     def divided(self, p: Polynomial, factors: Sequence[AtomAt]) -> Polynomial:
-        """A polynomial without factors that all of its terms have."""
-        return Polynomial({without_factors(each, factors): number for each, number in p.terms.items()})
+        """Return a polynomial without factors that all of its terms have."""
+        return Polynomial({without_factors(term, factors): number for term, number in p.terms.items()})
 
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
-        """The row before a function that keeps its order, and before a positive factor."""
+        """Return the row before a function that keeps its order, and without a shared positive factor."""
         if all(len(p.terms) == 1 and p.leading > 0 for p in line):
             (first, _), = line[0].terms.items()
             shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
-                      and self.is_above_zero(factor) and all(factor in each.factors for p in line for each in p.terms)]
+                      and self.is_above_zero(factor) and all(factor in term.factors for p in line for term in p.terms)]
             if shared:
                 return self.risen([self.divided(p, shared) for p in line])
             numbers = {number for p in line for number in p.terms.values()}
-            terms = [each for p in line for each in p.terms]
-            if len(numbers) == 1 and all(each.factors and self.is_power(each) for each in terms):
-                return self.risen([self.logarithm_of(self.exponents(each)) for each in terms])
+            terms = [term for p in line for term in p.terms]
+            if len(numbers) == 1 and all(term.factors and self.is_power(term) for term in terms):
+                return self.risen([self.logarithm_of(self.exponents(term)) for term in terms])
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}
         f = heads.pop() if len(heads) == 1 else None
@@ -98,5 +100,5 @@ class OrderedForms(Functions):
 
 
 def outer(line: Sequence[Polynomial]) -> list[int]:
-    """The free indices of polynomials, but for the inner one."""
+    """Return the free indices of polynomials, without the inner one."""
     return sorted(frozenset().union(*(p.free for p in line)) - {INNER})

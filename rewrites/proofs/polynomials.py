@@ -1,6 +1,6 @@
 """Entries as polynomials: sums of products of atoms over indices, in one form for all that are equal by the axioms of
 commutative rings. An atom is a tensor, or a function of other entries, at its indices; an index is free (0 is the row,
-1 the column) or bound (below 0), which is summed over. What numbers are known of tensors is merged into one array."""
+1 the column) or bound (below 0), that is, summed over. Known numbers of tensors are merged into one array."""
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,27 +15,27 @@ from numpy.typing import NDArray
 from opmatrix.algebra.shapes import LiveSize
 
 ROW_INDEX, COLUMN_INDEX = 0, 1
-MOST_TERMS, MOST_ORDERS, MOST_AXES = 300, 720, 3            # of a polynomial; of bound indices; of an array of numbers
-MOST_WORK = 4_000                                           # products of a comparison: about a second
-ROUNDED_BITS = 47                                           # numbers that agree in so many bits are one: literals are
-                                                            # rounded to 53, and products and sums of them
+MOST_TERMS, MOST_ORDERS, MOST_AXES = 300, 720, 3            # terms; orders of bound indices; axes of an array
+MOST_WORK = 4_000                                           # most products of a comparison: about a second
+ROUNDED_BITS = 47                                           # numbers that agree in these bits are taken as equal:
+                                                            # literals, their products and sums are rounded to 53
 EntryFloats: TypeAlias = NDArray[np.float64]
 IndexTuple: TypeAlias = tuple[int, ...]
 AtomAt: TypeAlias = tuple["Head", IndexTuple]
 
 
-CANCELLED = Fraction(1, 2 ** 43)                                 # of a number: less is not told apart for certain
+CANCELLED = Fraction(1, 2 ** 43)                            # a smaller share of a number is not certain
 
 
 class GaveUp(Exception):
-    """A polynomial that is too large, or a term that has none."""
+    """The comparison stopped: a polynomial is too large, or a term has none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Identity of an atom, wherever it stands: there is one for equal content, numbered as they come. `numbers` is its
-    array where it is one of known numbers, `sizes` what these were summed of, without signs; `content` what else it is.
-    If it is `symmetric`, its indices may be exchanged."""
+    """The identity of an atom at any indices: one for equal content, numbered in the order of creation. `numbers` is
+    its array if it is one of known numbers, `sizes` the sums of the absolute values of its terms; `content` is the
+    rest of its identity. If it is `symmetric`, its indices may be exchanged."""
     number: int
     content: tuple[Any, ...]
     numbers: EntryFloats | None = None
@@ -44,7 +44,7 @@ class Head:
 
     @property
     def rank(self) -> int:
-        """Key by which atoms are ordered, so that arrays are alike."""
+        """The key by which atoms are ordered; all arrays have the same rank."""
         return -1 if self.numbers is not None else self.number
 
 
@@ -56,7 +56,7 @@ class Monomial:
 
     @cached_property
     def key(self) -> tuple[Hashable, ...]:
-        """Key by which it is ordered."""
+        """The key by which it is ordered."""
         return tuple((head.rank, at) for head, at in self.factors), tuple(map(str, self.bound))
 
     @cached_property
@@ -64,7 +64,7 @@ class Monomial:
         return frozenset(index for _, at in self.factors for index in at if index >= 0)
 
     def moved(self, to: Mapping[int, int]) -> "Monomial":
-        """Over other indices; the order may be another then."""
+        """Return it over other indices; its factors may then be out of order."""
         return Monomial(tuple((head, tuple(to.get(i, i) for i in at)) for head, at in self.factors), self.bound)
 
 
@@ -74,7 +74,7 @@ Simplify: TypeAlias = Callable[[Monomial], "Polynomial | None"]
 
 
 def rounded(number: Fraction) -> Fraction:
-    """The nearest number of few bits: two that rounding may have made of one become one."""
+    """Return the nearest number of few bits: two numbers that differ by rounding become one."""
     if number == 0: return number
     scale = ROUNDED_BITS - (abs(number.numerator).bit_length() - number.denominator.bit_length())
     power = Fraction(2) ** scale
@@ -83,37 +83,37 @@ def rounded(number: Fraction) -> Fraction:
 
 @dataclass(frozen=True, eq=False)
 class Polynomial:
-    """A number for each monomial; none is zero."""
+    """A number for each monomial, never zero."""
     terms: TermNumbers
 
     @cached_property
     def free(self) -> frozenset[int]:
-        return frozenset(index for each in self.terms for index in each.free)
+        return frozenset(index for term in self.terms for index in term.free)
 
     @cached_property
     def ordered(self) -> list[tuple[Monomial, Fraction]]:
-        """Its terms by their monomials; arrays by their numbers' heads last."""
+        """Its terms, ordered by their monomials; terms equal but for arrays by the numbers of their heads."""
         return sorted(self.terms.items(), key=lambda term: (term[0].key, head_numbers(term[0])))
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for equal polynomials, whose numbers may be off by rounding."""
-        return tuple((each, rounded(number)) for each, number in self.ordered)
+        """A key that is equal for equal polynomials, whose numbers may be off by rounding."""
+        return tuple((monomial, rounded(number)) for monomial, number in self.ordered)
 
     @property
     def number(self) -> Fraction | None:
-        """Its value where it is a number."""
+        """Its value if it is a number, else None."""
         if not self.terms: return Fraction(0)
         return self.terms[UNIT_TERM] if self.terms.keys() == {UNIT_TERM} else None
 
     @property
     def leading(self) -> Fraction:
-        """The number of its first monomial that is none itself: what it is scaled by."""
+        """The number of its first monomial other than 1: it is scaled by this."""
         alone = self.terms.get(UNIT_TERM, Fraction(0))
-        return next((number for each, number in self.ordered if each != UNIT_TERM), alone)
+        return next((number for monomial, number in self.ordered if monomial != UNIT_TERM), alone)
 
     def scaled(self, by: Fraction) -> "Polynomial":
-        return Polynomial({each: number * by for each, number in self.terms.items()} if by else {})
+        return Polynomial({monomial: number * by for monomial, number in self.terms.items()} if by else {})
 
 
 NO_TERMS = Polynomial({})
@@ -129,31 +129,31 @@ def as_polynomial(number: Fraction | float) -> Polynomial:
 
 @dataclass
 class Ring:
-    """Polynomials over heads that are made here. `rules` say what becomes of a monomial, before it is one of a sum."""
+    """Polynomials over the heads that are made here. Each rule of `rules` may rewrite a monomial before it is added to
+    a sum."""
     rules: list[Simplify] = field(default_factory=list)
     heads: dict[Hashable, Head] = field(default_factory=dict)
     arrays: dict[tuple[int, ...], list[Head]] = field(default_factory=dict)
     evaluated: int = 0                                      # products and sums of known numbers
-    work: int = 0                                           # products of atoms that were brought to their form
+    work: int = 0                                           # products of atoms that were brought into one form
 
     def head(self, *content: Any, symmetric: bool = False) -> Head:
-        """The head of this content."""
+        """Return the head of this content."""
         if content not in self.heads: self.heads[content] = Head(len(self.heads) + 1, content, symmetric=symmetric)
         return self.heads[content]
 
     def array(self, numbers: EntryFloats, sizes: EntryFloats | None = None) -> Head:
-        """The head of an array: that of one that differs from it by rounding of what both were summed of, where there
-        is one."""
+        """Return the head of an array; that of an earlier one if they differ only by the rounding of their sums."""
         if not np.isfinite(numbers).all(): raise GaveUp("numbers that are not finite")
         alike = self.arrays.setdefault(numbers.shape, [])
         sizes = abs(numbers) if sizes is None else sizes
-        for each in alike:
-            off = np.maximum(sizes, magnitudes_of(each)) * 2.0 ** -ROUNDED_BITS
-            if (abs(numbers_of(each) - numbers) <= off).all(): return each
-        made = Head(len(self.heads) + 1, ("numbers", len(self.heads)), numbers, sizes)
-        self.heads[made.content] = made
-        alike.append(made)
-        return made
+        for other in alike:
+            off = np.maximum(sizes, magnitudes_of(other)) * 2.0 ** -ROUNDED_BITS
+            if (abs(numbers_of(other) - numbers) <= off).all(): return other
+        head = Head(len(self.heads) + 1, ("numbers", len(self.heads)), numbers, sizes)
+        self.heads[head.content] = head
+        alike.append(head)
+        return head
 
     def atom(self, head: Head, at: IndexTuple) -> Polynomial:
         return self.simple([(head, at)], (), Fraction(1))
@@ -161,27 +161,27 @@ class Ring:
     # ---- sums and products
 
     def add(self, *parts: Polynomial) -> Polynomial:
-        """The sum, in which arrays at equal places are one."""
+        """Return the sum, in which terms equal but for one array are merged."""
         total: TermNumbers = {}
         for part in parts:
-            for each, number in part.terms.items():
-                before = total.get(each, Fraction(0))
+            for monomial, number in part.terms.items():
+                before = total.get(monomial, Fraction(0))
                 check_seen(before, number)
-                total[each] = before + number
-        return self.gathered({each: number for each, number in total.items() if number})
+                total[monomial] = before + number
+        return self.gathered({monomial: number for monomial, number in total.items() if number})
 
     def gathered(self, terms: TermNumbers) -> Polynomial:
-        """TermNumbers that are alike but for one array of numbers are one, with the sum of the arrays."""
+        """Merge terms that are alike but for one array of numbers into one, with the sum of the arrays."""
         if len(terms) > MOST_TERMS: raise GaveUp(f"{len(terms)} terms")
         alike: dict[Hashable, list[Monomial]] = {}
-        for each in terms:
-            arrays = sum(head.numbers is not None for head, _ in each.factors)
-            if arrays == 1: alike.setdefault(each.key, []).append(each)
+        for monomial in terms:
+            arrays = sum(head.numbers is not None for head, _ in monomial.factors)
+            if arrays == 1: alike.setdefault(monomial.key, []).append(monomial)
         for those in alike.values():
             if len(those) == 1 and terms[those[0]] == 1: continue
             place = next(k for k, (head, _) in enumerate(those[0].factors) if head.numbers is not None)
-            by = [float(terms.pop(each)) for each in those]
-            heads = [each.factors[place][0] for each in those]
+            by = [float(terms.pop(monomial)) for monomial in those]
+            heads = [monomial.factors[place][0] for monomial in those]
             total = sum(number * numbers_of(head) for number, head in zip(by, heads, strict=True))
             sizes = sum(abs(number) * magnitudes_of(head) for number, head in zip(by, heads, strict=True))
             self.evaluated += len(those) > 1
@@ -191,8 +191,8 @@ class Ring:
             if not np.any(total): continue
             factors = list(those[0].factors)
             factors[place] = self.array(np.asarray(total), np.asarray(sizes)), factors[place][1]
-            made = Monomial(tuple(factors), those[0].bound)
-            terms[made] = terms.get(made, Fraction(0)) + 1
+            merged = Monomial(tuple(factors), those[0].bound)
+            terms[merged] = terms.get(merged, Fraction(0)) + 1
         return Polynomial(terms)
 
     def multiply(self, a: Polynomial, b: Polynomial) -> Polynomial:
@@ -201,30 +201,31 @@ class Ring:
                           for other, by in b.terms.items()))
 
     def joined(self, one: Monomial, other: Monomial, number: Fraction) -> Polynomial:
-        """The product of two monomials, whose bound indices are apart."""
+        """Return the product of two monomials, whose bound indices are kept apart."""
         behind = {-k - 1: -k - 1 - len(one.bound) for k in range(len(other.bound))}
         return self.simple([*one.factors, *other.moved(behind).factors], one.bound + other.bound, number)
 
     def power(self, a: Polynomial, times: int) -> Polynomial:
-        made = as_polynomial(1)
-        for _ in range(times): made = self.multiply(made, a)
-        return made
+        result = as_polynomial(1)
+        for _ in range(times): result = self.multiply(result, a)
+        return result
 
     def summed(self, a: Polynomial, index: int, size: LiveSize) -> Polynomial:
-        """The sum over a free index of so many values."""
+        """Return the sum over a free index of `size` values."""
         def over(each: Monomial) -> list[AtomAt]: return [*each.moved({index: -len(each.bound) - 1}).factors]
-        return self.add(*(self.simple(over(each), (*each.bound, size), number) for each, number in a.terms.items()))
+        return self.add(*(self.simple(over(monomial), (*monomial.bound, size), number)
+                          for monomial, number in a.terms.items()))
 
     def moved(self, a: Polynomial, to: Mapping[int, int]) -> Polynomial:
-        """Over other free indices."""
+        """Return it over other free indices."""
         if not any(to.get(index, index) != index for index in a.free): return a
-        return self.add(*(self.simple(list(each.moved(to).factors), each.bound, number)
-                          for each, number in a.terms.items()))
+        return self.add(*(self.simple(list(monomial.moved(to).factors), monomial.bound, number)
+                          for monomial, number in a.terms.items()))
 
     # ---- one form of a monomial
 
     def simple(self, factors: list[AtomAt], bound: tuple[LiveSize, ...], number: Fraction) -> Polynomial:
-        """A product of atoms in its one form; a sum over what does not occur is a factor."""
+        """Return a product of atoms in its one form. A sum over an index that does not occur becomes a factor."""
         self.work += 1
         if self.work > MOST_WORK: raise GaveUp(f"{self.work} products of entries")
         used = {index for _, at in factors for index in at}
@@ -233,16 +234,16 @@ class Ring:
             if isinstance(size, int) or getattr(size, "is_Integer", False): number *= int(size)
             else: factors = [*factors, (self.head("size", size), ())]
         factors = cancel_sizes(self.merged(factors))
-        for k, (head, at) in enumerate(factors):            # one number is no array
+        for k, (head, at) in enumerate(factors):            # a single number is a factor, no array
             if head.numbers is not None and not at:
                 return self.simple([*factors[:k], *factors[k + 1:]], bound, number * Fraction(float(head.numbers)))
-        made = canonical(factors, bound)
+        monomial = canonical(factors, bound)
         for rule in self.rules:
-            if (other := rule(made)) is not None: return self.add(other.scaled(number))
-        return Polynomial({made: number})
+            if (other := rule(monomial)) is not None: return self.add(other.scaled(number))
+        return Polynomial({monomial: number})
 
     def merged(self, factors: list[AtomAt]) -> list[AtomAt]:
-        """Factors with their arrays multiplied, where no more axes are left than an array has."""
+        """Return factors with their arrays multiplied, if the result has at most MOST_AXES axes."""
         known = [factor for factor in factors if factor[0].numbers is not None]
         if len(known) < 2 and not any(len({*at}) < len(at) or any(i < 0 for i in at) for _, at in known): return factors
         rest = [factor for factor in factors if factor[0].numbers is None]
@@ -260,7 +261,7 @@ class Ring:
 
 
 def check_seen(one: Fraction, other: Fraction) -> None:
-    """Raises GaveUp where one of two numbers would be lost in their sum, as numbers are told apart."""
+    """Raise GaveUp if one of two numbers is lost in their sum, given the precision of comparisons."""
     least, most = sorted((abs(one), abs(other)))
     if 0 < least < CANCELLED * most: raise GaveUp("numbers too far apart")
 
@@ -276,7 +277,7 @@ def magnitudes_of(head: Head) -> EntryFloats:
 
 
 def cancel_sizes(factors: list[AtomAt]) -> list[AtomAt]:
-    """Without sizes that are both multiplied and divided by."""
+    """Return factors without sizes that are both multiplied and divided by."""
     counts = Counter(head.content for head, at in factors if not at)
     drop = Counter[Hashable]()
     for content, times in counts.items():
@@ -292,21 +293,21 @@ def cancel_sizes(factors: list[AtomAt]) -> list[AtomAt]:
 
 
 def canonical(factors: list[AtomAt], bound: tuple[LiveSize, ...]) -> Monomial:
-    """The monomial with its bound indices numbered and its factors ordered in one way."""
+    """Return the monomial with its bound indices numbered and its factors ordered in one way."""
     used = sorted({index for _, at in factors for index in at if index < 0}, reverse=True)
     size = {index: bound[-index - 1] for index in used}
     if len(used) < 2:
         to = {index: -1 for index in used}
         return order_factors(factors, to, tuple(size.values()))
     classes = refined(factors, used, {index: (str(size[index]),) for index in used})
-    if (orders := np.prod([float(np.prod(range(1, len(each) + 1))) for each in classes])) > MOST_ORDERS:
+    if (orders := np.prod([float(np.prod(range(1, len(members) + 1))) for members in classes])) > MOST_ORDERS:
         raise GaveUp(f"{orders:g} orders of bound indices")
     best: Monomial | None = None
     for order in product(*map(permutations, classes)):
         line = [index for part in order for index in part]
         to = {index: -k - 1 for k, index in enumerate(line)}
-        made = order_factors(factors, to, tuple(size[index] for index in line))
-        if best is None or (made.key, head_numbers(made)) < (best.key, head_numbers(best)): best = made
+        monomial = order_factors(factors, to, tuple(size[index] for index in line))
+        if best is None or (monomial.key, head_numbers(monomial)) < (best.key, head_numbers(best)): best = monomial
     assert best is not None
     return best
 
@@ -320,7 +321,7 @@ def place_of(head: Head, at: IndexTuple) -> IndexTuple: return tuple(sorted(at))
 
 
 def refined(factors: list[AtomAt], used: list[int], colours: dict[int, Any]) -> list[list[int]]:
-    """Bound indices in classes, by where they stand and beside which others."""
+    """Return bound indices in classes, by their places in factors and the other indices there."""
     for _ in range(len(used)):
         seen = {index: sorted((head.rank, k, tuple(str(colours.get(i, i)) for i in at))
                               for head, at in factors for k, i in enumerate(at) if i == index) for index in used}
@@ -334,37 +335,37 @@ def refined(factors: list[AtomAt], used: list[int], colours: dict[int, Any]) -> 
 
 
 def are_equal(a: Polynomial, b: Polynomial) -> bool:
-    """Tell whether two have the same monomials, with numbers that differ by rounding at most."""
+    """True if two have the same monomials, with numbers that differ by rounding at most."""
     if a.terms.keys() != b.terms.keys(): return False
-    return all(abs(u - b.terms[each]) <= Fraction(1, 2 ** ROUNDED_BITS) * max(abs(u), abs(b.terms[each]))
-               for each, u in a.terms.items())
+    return all(abs(u - b.terms[monomial]) <= Fraction(1, 2 ** ROUNDED_BITS) * max(abs(u), abs(b.terms[monomial]))
+               for monomial, u in a.terms.items())
 
 
 def parts_of(each: Monomial) -> list[frozenset[int]]:
-    """The bound indices of a product, those together that factors join."""
+    """Return the bound indices of a product, in sets that factors join."""
     parts: list[frozenset[int]] = []
     for _, at in each.factors:
-        own = frozenset(i for i in at if i < 0)
-        if not own: continue
-        joined = own.union(*(part for part in parts if part & own))
-        parts = [*(part for part in parts if not part & own), joined]
+        bound = frozenset(i for i in at if i < 0)
+        if not bound: continue
+        joined = bound.union(*(part for part in parts if part & bound))
+        parts = [*(part for part in parts if not part & bound), joined]
     return parts
 
 
 def split_off(each: Monomial, part: frozenset[int]) -> tuple[Monomial, Monomial]:
-    """The factors that have some bound indices, and the others, each with its own."""
-    own = [factor for factor in each.factors if part.intersection(factor[1])]
-    rest = [factor for factor in each.factors if factor not in own]
-    return canonical(own, each.bound), canonical(rest, each.bound)
+    """Return the factors that have some bound indices, and the other factors, each as a monomial."""
+    taken = [factor for factor in each.factors if part.intersection(factor[1])]
+    rest = [factor for factor in each.factors if factor not in taken]
+    return canonical(taken, each.bound), canonical(rest, each.bound)
 
 
 def order_of(p: Polynomial) -> Any:
-    """Key by which polynomials are ordered."""
-    return tuple((each.key, head_numbers(each), rounded(number)) for each, number in p.ordered)
+    """Return the key by which polynomials are ordered."""
+    return tuple((monomial.key, head_numbers(monomial), rounded(number)) for monomial, number in p.ordered)
 
 
 def without_factors(each: Monomial, factors: Sequence[AtomAt]) -> Monomial:
-    """A product without some of its factors, once each."""
+    """Return a product without some of its factors, once each."""
     left = list(each.factors)
     for factor in factors: left.remove(factor)
     return Monomial(tuple(left), each.bound)

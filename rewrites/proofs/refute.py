@@ -1,6 +1,6 @@
-"""Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have
-the properties declared of them, sizes become small numbers, all different, then some of them one. Inputs are random
-numbers of several sizes, draw_special ones and ties, and numbers around those that the operators hold."""
+"""Refutation: two operators that differ at one x are not equal, even if no law shows it. Symbols become operators with
+their declared properties, sizes become small numbers, all different, then one of them 1. Inputs are random numbers of
+several sizes, special ones and ties, and numbers around those that the operators hold."""
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,9 +24,9 @@ from rewrites.laws.law import INPUT, ROWS, Name, bent
 from rewrites.proofs.enclosure import Between, Undecided, around, enclose
 from rewrites.verify.graphs import batch as draw_batch
 
-MIN_DIFFERENCE = 1e-12                                      # relative: below it draw_zeros is refuted
-FREE = (N, T, H)                                            # sizes that an input gives
-GRID = 1 << 10                                             # drawn numbers are parts of this
+MIN_DIFFERENCE = 1e-12                                      # relative: smaller differences refute no equation
+FREE = (N, T, H)                                            # sizes that an input determines
+GRID = 1 << 10                                             # drawn numbers are multiples of one over this
 Difference = tuple[NDArray[np.float64], tuple[int, ...], float | tuple[int, ...], float | tuple[int, ...],
                    tuple[Operator, Operator], Batch]
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StopIteration, RuntimeError
@@ -34,9 +34,9 @@ FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, St
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Where two operators differ: at x (rows, columns), with these operators for their symbols, the entry (row, column)
-    of the result is `left` of one and `right` of the other; or, with no entry, the shape is. `sides` are the two over
-    those operators, `batch` what they were given."""
+    """A counterexample: at x (rows, columns), with these operators for their symbols, the entry (row, column) of the
+    result is `left` in one and `right` in the other; or, with no entry, the shapes are. `sides` are the two over those
+    operators, `batch` is their input."""
 
     x: NDArray[np.float64]
     symbols: dict[str, Operator]
@@ -59,28 +59,28 @@ class Counterexample:
 TrialFloats: TypeAlias = NDArray[np.float64]
 RowsColumns: TypeAlias = tuple[int, int]
 SPECIAL = 0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5
-FEW_ROWS, ONE_TOKEN = (2, 1), (1,)                             # sequences of a batch: few rows are quick to enclose
-SIZES_TRIED = (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 1e12)               # sizes of numbers, beside 1
+FEW_ROWS, ONE_TOKEN = (2, 1), (1,)                          # lengths of sequences: few rows are quick to enclose
+SIZES_TRIED = (1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 1e12)       # sizes of numbers, beside 1
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One way in which operators are tried: how long sequences are, which size is one, of what size numbers are that
-    symbols hold, how inputs are drawn."""
+    """One way in which operators are tried: the lengths of sequences, the number of the size that is 1, the number of
+    the operator chosen for a symbol, and the function that draws inputs."""
 
     draw: Callable[[np.random.Generator, RowsColumns, Sequence[float]], TrialFloats]
     lengths: tuple[int, ...] = FEW_ROWS
     single: int | None = None
-    kind: int = 0                                           # which of the operators that fit a symbol
+    kind: int = 0                                           # number of the operator among those that fit a symbol
 
 
 def draw_normal(size: float) -> Callable[[np.random.Generator, RowsColumns, Sequence[float]], TrialFloats]:
-    """Random numbers of this size."""
+    """Return a function that draws random numbers of this size."""
     return lambda rng, shape, held: coarsen(2 * rng.normal(size=shape)) * size
 
 
 def draw_special(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
-    """Zeros, ones, halves, of both signs, with ties."""
+    """Draw zeros, ones, twos and halves, of both signs, with ties."""
     return rng.choice(SPECIAL, shape)
 
 
@@ -89,7 +89,7 @@ def draw_zeros(rng: np.random.Generator, shape: RowsColumns, held: Sequence[floa
 
 
 def draw_alike(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
-    """All columns the same."""
+    """Draw rows whose columns are all the same."""
     return np.broadcast_to(coarsen(rng.normal(size=(shape[0], 1))), shape)
 
 
@@ -102,11 +102,11 @@ def draw_negative(rng: np.random.Generator, shape: RowsColumns, held: Sequence[f
 
 
 def draw_around(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
-    """TrialFloats near those that the operators hold, and near one over them, of both signs."""
+    """Draw numbers near those that the operators hold, and near one over them, of both signs."""
     able = [number for one in held or (1.0,) for number in (one, 1 / one)]
     near = rng.choice(able, shape) * rng.choice((1.0, -1.0), shape)
-    found: TrialFloats = near * rng.choice((1.0, 2.0, 0.5), shape) + coarsen(rng.normal(size=shape))
-    return found
+    drawn: TrialFloats = near * rng.choice((1.0, 2.0, 0.5), shape) + coarsen(rng.normal(size=shape))
+    return drawn
 
 
 SCENES = (Scene(draw_normal(1.0)), Scene(draw_normal(1.0), ROWS, kind=1), Scene(draw_special, kind=2),
@@ -121,17 +121,17 @@ MOST_ENCLOSED = 6                                           # inputs at which in
 
 
 def refute(left: Operator, right: Operator, draws: int = len(SCENES), seed: int = 0) -> Counterexample | None:
-    """A place where the two differ by more than rounding explains: their intervals share no number there, their exact
-    values differ, or one has no value. None where there is no such place in all draws, or where something has declared
-    properties that none of the drawn operators has."""
+    """Find a place where the two differ by more than rounding explains: their intervals share no number there, their
+    exact values differ, or one has no value. None if no draw finds one, or if a symbol has declared properties that
+    none of the drawn operators has."""
     if any(isinstance(attribute, Name) for term in (left, right) for node in term.walk()
            for attribute in node.attributes):
-        return None                                         # a law's own variables stand for any monoid
+        return None                                         # variables of a law stand for any monoid
     with np.errstate(all="ignore"): return find_difference(left, right, draws, seed)
 
 
 def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> Counterexample | None:
-    """The first scene in which both differ for certain."""
+    """Return the first counterexample in which both differ for certain; None if no scene has one."""
     held, enclosed = held_numbers(left, right), 0
     for draw, scene in enumerate(SCENES[:draws]):
         rng = np.random.default_rng([seed, draw])
@@ -141,25 +141,25 @@ def find_difference(left: Operator, right: Operator, draws: int, seed: int) -> C
             trial = Trial.of(one, other, rng, scene, held)
             if not trial.seems_different(): continue
             enclosed += 1
-            found = trial.difference()
-        except FAULTS:                                      # no sizes, operators or numbers that fit
+            differing = trial.difference()
+        except FAULTS:                                      # sizes, operators or numbers do not fit
             continue
-        if found is not None:
+        if differing is not None:
             names = dict[str, Operator]()
             for leaf, term in symbols.items():
                 if isinstance(leaf, Operator) and isinstance(term, Operator):
                     names[untaken(str(leaf.args[0]), names)] = term
-            return Counterexample(found[0], names, *found[1:])
+            return Counterexample(differing[0], names, *differing[1:])
         if enclosed == MOST_ENCLOSED: break
     return None
 
 
 def held_numbers(*terms: Operator) -> list[float]:
-    """The single numbers that operators hold, but for zero."""
+    """Return the absolute values of the single numbers that operators hold, without zero."""
     attributes = [attribute for term in terms for node in term.walk() for attribute in node.attributes]
-    found = {abs(float(attribute.array.item())) for attribute in attributes
-             if isinstance(attribute, Data) and not isinstance(attribute, Promised) and attribute.shape == (1,)}
-    return sorted(number for number in found if 0 < number < np.inf)
+    magnitudes = {abs(float(attribute.array.item())) for attribute in attributes
+                  if isinstance(attribute, Data) and not isinstance(attribute, Promised) and attribute.shape == (1,)}
+    return sorted(number for number in magnitudes if 0 < number < np.inf)
 
 
 @dataclass(frozen=True)
@@ -189,15 +189,15 @@ class Trial:
         return any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False))
 
     def seems_different(self) -> bool:
-        """Tell whether float64 tells them apart, or gives one of them no value."""
+        """True if float64 tells them apart, or only one of them has a value."""
         if self.shapes_differ: return True
         a, b = np.broadcast_arrays(*self.values)
         far = (abs(a - b) > MIN_DIFFERENCE * np.maximum(abs(a), abs(b))) & np.isfinite(a) & np.isfinite(b)
         return bool((far | (np.isnan(a) != np.isnan(b))).any())
 
     def difference(self) -> Difference | None:
-        """(x, entry, the number of one, of the other, both, the batch) where they differ most; none where that cannot
-        be told."""
+        """Return (x, entry, the number of one, of the other, both, the batch) where they differ most; None if no entry
+        differs for certain."""
         a, b = self.values
         sides = (self.one, self.other), self.batch
         if self.shapes_differ: return self.x, (), a.shape, b.shape, *sides
@@ -209,16 +209,16 @@ class Trial:
 
 
 def gaps_of(one: Operator, other: Operator, x: NDArray[np.float64], given: Batch) -> NDArray[np.float64]:
-    """How far apart two operators are at x for certain, entry by entry: zero where that is not known."""
+    """Return the certain distance of two operators at x, entry by entry; zero where it is not known."""
     stored = not all(is_sure(term) for term in (one, other))
     try:
         a, b = np.broadcast_arrays(*(enclose(term, x, given) for term in (one, other)))
         least = np.zeros(a.shape)
         if stored: least += MIN_DIFFERENCE * np.vectorize(size_of, [float])(a, b).max(-1, keepdims=True, initial=0)
-        found = np.vectorize(gap, [float])(a, b)
-        found = np.where(found > least, found, 0.0)
-        if (found > 0).any():
-            return np.asarray(found)
+        gaps = np.vectorize(gap, [float])(a, b)
+        gaps = np.where(gaps > least, gaps, 0.0)
+        if (gaps > 0).any():
+            return np.asarray(gaps)
     except Undecided:
         pass
     if stored: return np.zeros(np.broadcast_shapes(*(dense(term, x, given).shape for term in (one, other))))
@@ -229,13 +229,13 @@ def gaps_of(one: Operator, other: Operator, x: NDArray[np.float64], given: Batch
 
 
 def size_of(a: Between, b: Between) -> float:
-    """The larger of two numbers, for certain no less; zero where it is not known."""
+    """Return the larger absolute value of two numbers, rounded up; zero if it is not known."""
     return max(abs(a).high, abs(b).high) if a.finite and b.finite else 0.0
 
 
 def gap(a: Between, b: Between) -> float:
-    """The least difference of two intervals, where it is more than a number's own rounding; infinite where one has no
-    value for certain, and the other has one."""
+    """Return the least difference of two intervals, if it is more than the rounding of the numbers; inf if exactly one
+    of them has no value for certain."""
     if (a.undefined and b.finite) or (b.undefined and a.finite): return inf
     if not (a.finite and b.finite):
         return 0.0
@@ -244,24 +244,24 @@ def gap(a: Between, b: Between) -> float:
 
 
 def is_sure(term: Operator) -> bool:
-    """Whether all numbers of a term are what somebody wrote down, and none may be a rounded one."""
+    """True if every number of a term is exact as written, so that none may be a rounded one."""
     arrays = (attribute.array for node in term.walk() for attribute in node.attributes if isinstance(attribute, Data))
     return all(around(number).low == around(number).high for array in arrays for number in array.flat)
 
 
 def coarsen(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """TrialFloats of few bits near these: products of them do not round."""
+    """Return numbers of few bits near these: products of them do not round."""
     return np.round(numbers * GRID) / GRID
 
 
 def meanings(terms: list[Operator], rng: np.random.Generator,
              scene: Scene = SCENES[0]) -> dict[Operator | Symbol, Operator | int]:
-    """An operator for each symbol of these terms, and a number for each size. StopIteration where none has the declared
-    properties."""
+    """Return an operator for each symbol of these terms, and a number for each size. Raises StopIteration if no drawn
+    operator has the declared properties."""
     nodes = [node for term in terms for node in term.walk()]
     leaves = dict.fromkeys(node for node in nodes if node.kind.name == "symbol")
-    named = {size for node in nodes for given in (*node.attributes, *node.into, *node.out)
-             if hasattr(given, "free_symbols") for size in given.free_symbols if not hasattr(size, "live")}
+    named = {size for node in nodes for attribute in (*node.attributes, *node.into, *node.out)
+             if hasattr(attribute, "free_symbols") for size in attribute.free_symbols if not hasattr(size, "live")}
     order = sorted(named, key=str)
     sizes = {size: 1 if number == scene.single else 2 + number for number, size in enumerate(order)}
     if scene.single is not None and scene.single >= len(order): raise StopIteration
@@ -269,29 +269,29 @@ def meanings(terms: list[Operator], rng: np.random.Generator,
 
 
 def operator_for(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator, kind: int) -> Operator:
-    """One of the operators that have the properties of a symbol."""
-    able = [made for made in draw_operators(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3])]
+    """Return one of the drawn operators that have the properties of a symbol."""
+    able = [drawn for drawn in draw_operators(leaf, sizes, rng) if all(getattr(drawn, fact) for fact in leaf.args[3])]
     if not able: raise StopIteration
     return able[kind % len(able)]
 
 
 def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
-    """Operators of a symbol's sizes, those with the fewest properties first. All are of numbers that are drawn, so two
-    symbols are two operators."""
+    """Yield operators of a symbol's sizes, those with the fewest properties first. All hold drawn numbers, so two
+    symbols become two operators."""
     def known(size: Expr) -> Expr | int: return size if size in FREE else int(sympify(size).subs(sizes))
     into, out = (Shape(*map(known, shape)) for shape in leaf.args[1:3])
     stack = () if out.heads in (1, H) else (out.heads,)
     columns, names = INPUT if into.cols is N else into.cols, count(1)
 
     def matrix(rows: int, cols: int) -> Operator:
-        made: Operator = weight(Data(coarsen(rng.normal(size=(*stack, rows, cols))),
+        drawn: Operator = weight(Data(coarsen(rng.normal(size=(*stack, rows, cols))),
                                            f"{leaf.args[0]}{next(names)}"))
-        return made
+        return drawn
 
     def scaled() -> Operator:
-        made: Operator = I * float(coarsen(rng.uniform(0.5, 2.0, 1))[0])
-        return made
-    if out.rows is not T:                                   # numbers of any rows, not one for each token
+        drawn: Operator = I * float(coarsen(rng.uniform(0.5, 2.0, 1))[0])
+        return drawn
+    if out.rows is not T:                                   # a number of rows that is not that of the tokens
         yield product(turn(matrix(columns, out.rows)), matrix(columns, out.cols))
         return
     if out.cols is T:                                       # a column for each token
@@ -317,7 +317,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
 
 
 def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] | None = None) -> Operator:
-    """The term over other variables: symbols, sizes, and the monoids and patterns that a law has not chosen."""
+    """Return the term over other variables: symbols, sizes, and the monoids and patterns that a law leaves open."""
     memo = {} if memo is None else memo
     for node in term.walk():
         if node in memo:
@@ -333,7 +333,7 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
 
 
 def sized(attribute: object, by: Mapping[Hashable, object]) -> object:
-    """An attribute with numbers for its sizes, where it is an expression of them."""
+    """Return an attribute with numbers for its sizes, if it is an expression of sizes."""
     if not isinstance(attribute, Expr): return attribute
-    found = attribute.subs({size: number for size, number in by.items() if isinstance(size, Symbol)})
-    return int(found) if found.is_Integer else found
+    value = attribute.subs({size: number for size, number in by.items() if isinstance(size, Symbol)})
+    return int(value) if value.is_Integer else value

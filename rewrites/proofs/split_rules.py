@@ -1,5 +1,5 @@
-"""Each rule by which a term is split over ranks: proved by the laws at any size, or, where these do not reach, tried,
-with the reason. `print(written(verdicts()))` is the table."""
+"""The rules by which a term is split over ranks, each proved by the laws at any size or, if the laws do not suffice,
+checked on numbers, with the reason. `print(written(verdicts()))` is the table."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,14 +17,14 @@ from rewrites.verify.failure import VerificationError
 
 PROVED, CHECKED = "proved", "checked"
 LAWS = VALUE_LAWS + GROUP_LAWS
-BUDGET = 3000                                               # nodes of a proof
+BUDGET = 3000                                               # most nodes of a proof
 OF_HEADS = "sizes of heads are attributes, of which laws know nothing; in rationals at small sizes"
 
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What is known of a rule: the equation that justifies it, whether that is proved or checked, over which monoids
-    and why it is not proved."""
+    """The status of a rule: the equation that justifies it, if that is proved or checked, over which monoids, and the
+    reason if it is not proved."""
     rule: RuleKey
     says: str
     how: str
@@ -35,22 +35,23 @@ class RuleVerdict:
 
 
 def verdicts(counts: Sequence[int] = (2, 3), seed: int = 0) -> list[RuleVerdict]:
-    """Every rule, for so many ranks. Raises VerificationError naming an equation that does not hold."""
-    found = []
-    for each in EQUATIONS:
-        for n in counts: hold(each, n)
-        how, reason = (CHECKED, OF_HEADS) if each.exact else (PROVED, "")
-        found += [RuleVerdict(rule, each.says, how, reason) for rule in each.rules]
+    """Return the verdict on every rule, for each of these numbers of ranks. Raises VerificationError, which names an
+    equation that does not hold."""
+    rows = []
+    for equation in EQUATIONS:
+        for n in counts: hold(equation, n)
+        how, reason = (CHECKED, OF_HEADS) if equation.exact else (PROVED, "")
+        rows += [RuleVerdict(rule, equation.says, how, reason) for rule in equation.rules]
     for one in CHECKS:
         for n in counts: survive(one, n, seed)
         over = tuple(over.__name__ for over in one.over)
-        found += [RuleVerdict(rule, UNPROVED[rule].format(x="x", M="M"), CHECKED, one.reason, over)
-                  for rule in one.rules]
-    return sorted(found, key=lambda each: each.rule)
+        rows += [RuleVerdict(rule, UNPROVED[rule].format(x="x", M="M"), CHECKED, one.reason, over)
+                 for rule in one.rules]
+    return sorted(rows, key=lambda each: each.rule)
 
 
 def hold(each: SplitEquation, n: int) -> None:
-    """Raises VerificationError where an equation is not proved, or where its numbers differ."""
+    """Raise VerificationError if an equation is not proved, or if its numbers differ."""
     for left, right in each.body(n):
         if each.exact:
             x = np.arange(-2.0, 4.0).reshape(2, 3)
@@ -61,12 +62,12 @@ def hold(each: SplitEquation, n: int) -> None:
 
 
 def survive(one: SplitCheck, n: int, seed: int) -> None:
-    """Raises VerificationError where what ranks have is not what the whole has."""
+    """Raise VerificationError if the ranks' results differ from that of the whole."""
     for over in one.over: one.body(over, n, np.random.default_rng([seed, n]))
 
 
 def written(found: Iterable[RuleVerdict]) -> str:
-    """A table: operation, rule, equation, how it is known."""
-    rows = [[*each.rule, each.says, each.how + (f" over {', '.join(each.over)}" if each.over else ""), each.reason]
-            for each in found]
+    """Return a table of operation, rule, equation, status and reason."""
+    rows = [[*row.rule, row.says, row.how + (f" over {', '.join(row.over)}" if row.over else ""), row.reason]
+            for row in found]
     return table(rows, ["operation", "rule", "equation", "known", "because"], (0, 1, 2, 3, 4))

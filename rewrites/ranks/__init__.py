@@ -1,1 +1,1 @@
-"""Ranks as programs: what each computes between two crossings is searched and runs on kernels."""
+"""Ranks as programs: the computation of each rank between two collectives is searched, and runs on kernels."""

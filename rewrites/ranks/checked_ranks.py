@@ -1,5 +1,5 @@
-"""Ranks' programs against one rank in float64. How far a partition may be off is what an exact program of the whole
-model may be: rounding happens in other places and in another order, not more of it."""
+"""Programs of ranks compared with one rank in float64. The error allowed to a partition is that of an exact program of
+the whole model: rounding happens in other places and in another order, but there is no more of it."""
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -23,8 +23,9 @@ from rewrites.verify.programs import Errors, allowed_rounding, unrounded, verify
 
 
 class RanksChecked(NamedTuple):
-    """What ranks gave; how far it is from one rank in float64, relative, how far it may be, and how far the imported
-    program of the whole model is; how many programs were looked at, and how near a kernel came to its bound."""
+    """The result of the ranks; its error relative to one rank in float64, the error allowed, and that of the imported
+    program of the whole model; the number of checked programs, and the largest share of its bound that a kernel's
+    error takes."""
     ran: Ran
     relative: float
     allowed: float
@@ -34,9 +35,10 @@ class RanksChecked(NamedTuple):
 
 
 def check_ranks(programs: RankPrograms, model: Operator, machine: TimeModel, feed: Feed) -> RanksChecked:
-    """Runs ranks on tokens. Each program, at what its rank has: read in float64, on constants as they were, it is its
-    terms, and each of its kernels stays within its bound. Together: the whole output is as near to the model in
-    float64 as a program of the whole model must be (`allowed_rounding`). Raises VerificationError."""
+    """Run the ranks on tokens and verify them. Each program, on the values of its rank and on constants before
+    rounding, equals its terms when read in float64, and each of its kernels stays within its bound. The whole output
+    is as near to the model in float64 as a program of the whole model must be (`allowed_rounding`). Raises
+    VerificationError."""
     batch = Batch([*feed.ids("tokens")], [*feed.ids("kinds")])
     near, told = [0.0], set[Hashable]()
 

@@ -1,5 +1,5 @@
-"""Ranks that run their programs: generators as virtual ranks are, in float32, with collectives between programs. What
-stands alone is interpreted; what ZeRO stores once is taken to be gathered already."""
+"""Ranks that run their programs: generators like virtual ranks, in float32, with collectives between programs. Steps
+outside of stretches are interpreted; arrays that ZeRO shards are taken as gathered already."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +23,7 @@ OnProgram: TypeAlias = Callable[[StretchProgram, Batch], None]
 
 
 class ProgramRank(LocalNumbers):
-    """One rank of a stage: its programs, and between them what crosses."""
+    """One rank of a stage: its programs, and the collectives between them."""
     def __init__(self, programs: RankPrograms, place: Coordinates, feed: Feed, meter: Meter, start: Numeric | None,
                  watch: OnProgram) -> None:
         stage = programs.stages[programs.plan.stage(place)]
@@ -34,34 +34,34 @@ class ProgramRank(LocalNumbers):
     def narrowed(self, step: RankStep) -> Operator: return self.matrix(step)
 
     def run(self) -> Generator[Message, Any, Numeric]:
-        """Runs all items; the result is what this rank holds of it."""
+        """Run all items; the result is this rank's shard of the stage's result."""
         lasts = {self.out: len(self.items)}
-        for number, item in enumerate(self.items):
-            for at in self.taken(item): lasts[at] = max(number, lasts.get(at, 0))
-        for number, item in enumerate(self.items):
-            if isinstance(item, StretchProgram): self.values |= self.computed(item)
-            else: self.values[item] = rounded((yield from self.alone(item)))
+        for number, entry in enumerate(self.items):
+            for at in self.taken(entry): lasts[at] = max(number, lasts.get(at, 0))
+        for number, entry in enumerate(self.items):
+            if isinstance(entry, StretchProgram): self.values |= self.computed(entry)
+            else: self.values[entry] = rounded((yield from self.alone(entry)))
             for done in [at for at in self.values if lasts.get(at, 0) <= number]: del self.values[done]
         return self.array(self.out)
 
     def taken(self, item: StretchProgram | int) -> Sequence[int]:
-        """The steps whose values an item reads."""
+        """Return the steps whose values an item reads."""
         if isinstance(item, int): return [*self.stage.reads(item), *self.stage.steps[item].args]
         return [*item.model.inputs.values()]
 
     def computed(self, item: StretchProgram) -> dict[int, Held]:
-        """What a program gives at what this rank has."""
+        """Return the outputs of a program on the values of this rank."""
         count, rows = item.model.size
         self.watch(item, batch := self.batch(item))
-        found = item.program.run_all(batch)
-        made: dict[int, Held] = {}
+        outputs = item.program.run_all(batch)
+        by_step: dict[int, Held] = {}
         for name, at in item.model.gives.items():
             h, columns = self.extent(at, "heads"), self.extent(at, "cols")
-            made[at] = found[name].reshape(count, rows, h, columns).swapaxes(1, 2)
-        return made
+            by_step[at] = outputs[name].reshape(count, rows, h, columns).swapaxes(1, 2)
+        return by_step
 
     def batch(self, item: StretchProgram) -> Batch:
-        """What a program reads: tokens that this rank has rows of, and values as rows."""
+        """Return the batch of a program: tokens whose rows this rank holds, and values as rows."""
         model, window = item.model, (slice(*item.model.sequences), slice(*item.model.rows))
         by_tokens = self.feed.x.ndim == 2                   # else x is numbers, and no program reads a token
         tokens = self.feed.ids("tokens")[window] if by_tokens else np.zeros(model.size, np.int64)
@@ -72,7 +72,8 @@ class ProgramRank(LocalNumbers):
         return batch_of(model, tokens, self.feed.ids("kinds")[window], inputs)
 
     def alone(self, at: int) -> Generator[Message, Any, Held]:
-        """What crosses, and what is interpreted; operands that every stretch has for itself are made for it."""
+        """Run a collective or an interpreted step. Operands that every stretch computes for itself are computed for
+        it."""
         step = self.steps[at]
         for arg in step.args: self.require(arg)
         if step.op == "move": return (yield self.message(at, step))     # type: ignore[no-any-return]
@@ -80,25 +81,25 @@ class ProgramRank(LocalNumbers):
         return self.interpreted(step)
 
     def interpreted(self, step: RankStep) -> Held:
-        found: Held = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
-        return found
+        value: Held = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
+        return value
 
     def require(self, at: int) -> None:
-        """Makes a value that is inlined in programs, and what it is made of."""
+        """Compute a value that is inlined in programs, and its operands."""
         if at in self.values: return
         for arg in self.steps[at].args: self.require(arg)
         self.values[at] = self.interpreted(self.steps[at])
 
 
 def rounded(held: Held) -> Held:
-    """Numbers as programs have them; a carrier stays as it is until it is merged."""
+    """Round numbers to float32, as programs hold them; a carrier stays as it is until it is merged."""
     return held.astype(np.float32) if isinstance(held, np.ndarray) else held
 
 
 def run_programs(programs: RankPrograms, feed: Feed, watch: OnProgram = lambda item, batch: None) -> Ran:
-    """Runs every rank of a partition by its programs at a batch of the sizes that they were made for; meters count what
-    crosses. `watch` is told every program with what it reads, before it runs. Raises InputError for a batch of other
-    sizes and for positions of one's own, and Stuck for ranks that wait for ever."""
+    """Run every rank of a partition by its programs, on a batch of the sizes that they were made for; meters count the
+    numbers sent. `watch` is called with every program and its batch before it runs. Raises InputError for a batch of
+    other sizes and for positions in the feed, and Stuck for ranks that wait for ever."""
     plan = programs.plan
     if feed.x.shape[:2] != (wanted := (plan.sizes.sequences, plan.sizes.tokens)):
         raise InputError(f"batch: {feed.x.shape[0]} sequences of {feed.x.shape[1]} tokens: these programs are for "

@@ -1,5 +1,5 @@
-"""A stretch of a rank as a model: terms over the numbers that this rank stores, at rows that this rank has. What came
-from other steps enters as inputs; a factor of the model stays one, so borders lie where the model has them."""
+"""A stretch of a rank as a model: terms over the numbers that this rank stores, on the rows that it holds. Values of
+other steps enter as inputs; a factor of the model stays a factor, so borders are where the model has them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,8 +27,9 @@ from rewrites.ranks.stretches import StageSteps, Stretch
 
 
 class StretchModel(NamedTuple):
-    """The outputs of a stretch by name; which steps these, and its inputs, are. `sequences` and `rows` say which of a
-    batch this rank has, `ids` of which tokens it has rows where that is not all: others are the last row, of zeros."""
+    """The outputs of a stretch by name; the steps of its outputs (`gives`) and of its inputs. `sequences` and `rows`
+    are the part of the batch on this rank. `ids` is the range of tokens whose table rows it holds, if these are not
+    all: other tokens read the last row, which is zero."""
     outputs: Mapping[str, Operator]
     inputs: Mapping[str, int]
     gives: Mapping[str, int]
@@ -38,23 +39,23 @@ class StretchModel(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Sequences, and rows of each."""
+        """The number of sequences, and of rows of each."""
         return self.sequences[1] - self.sequences[0], self.rows[1] - self.rows[0]
 
 
 class LocalNumbers(Rank):
-    """What one rank stores of the arrays of a stage, and has of its values."""
+    """The arrays of a stage that one rank stores, and its values."""
     def __init__(self, stage: StageSteps, place: Coordinates) -> None:
         super().__init__(stage.steps, stage.out, stage.mesh, place, Feed(np.zeros((1, 1))), Meter(), None, {})
 
     def matrix(self, step: RankStep) -> Operator:
-        """The matrix of a step with the numbers that lie here."""
-        for key, each, _ in stored_arrays([step]):
-            if key not in self.kept: self.kept[key] = self.own(each.base or each, key[1])
+        """Return the matrix of a step with the numbers stored on this rank."""
+        for key, data, _ in stored_arrays([step]):
+            if key not in self.kept: self.kept[key] = self.own(data.base or data, key[1])
         return super().narrowed(step)
 
     def bounds(self, at: int, role: Role) -> Bounds:
-        """From where to where this rank has a dimension of a value."""
+        """Return the range of this rank along a dimension of a value."""
         return self.span(self.steps[at], role)
 
     def extent(self, at: int, role: Role) -> int:
@@ -64,8 +65,8 @@ class LocalNumbers(Rank):
 
 @dataclass
 class StretchTerms:
-    """A stretch while it is written. The body of a value is an operator of what its factor begins with, which is what
-    the factor before it gives, or tokens, or for the first factor `main`, one of the inputs."""
+    """A stretch while it is written. The body of a value is an operator of its factor's input: the result of the
+    factor before, tokens, or, for the first factor, the input step `main`."""
     stage: StageSteps
     stretch: Stretch
     here: LocalNumbers
@@ -85,12 +86,12 @@ class StretchTerms:
         return self.stage.steps[at].op == "input" and self.stage.steps[at].selects
 
     def is_x(self, at: int, factor: int) -> bool:
-        """Whether a value is what a factor begins with."""
+        """True if a value is the input of a factor."""
         if at in self.own: return self.stage.factor[at] != factor
         return self.is_tokens(at) or (at == self.main and factor == self.first)
 
     def reads_x(self, at: int, factor: int) -> bool:
-        """Whether the body of a value reads what its factor begins with."""
+        """True if the body of a value reads the input of its factor."""
         todo, seen = [at], set[int]()
         while todo:
             if (one := todo.pop()) in seen: continue
@@ -100,53 +101,53 @@ class StretchTerms:
         return False
 
     def entered(self, at: int) -> Operator:
-        """An input as a matrix of the batch."""
+        """Return an input as a matrix of the batch."""
         columns = self.here.extent(at, "heads") * self.here.extent(at, "cols")
-        made: Operator = nodes.entered(Port(self.ports[at], "T", columns))
-        return made
+        matrix: Operator = nodes.entered(Port(self.ports[at], "T", columns))
+        return matrix
 
     def in_heads(self, at: int, rows: Operator) -> Operator:
-        """What a program is handed as rows, in heads where the value has several."""
+        """Return an input, which is passed as rows, split into heads if the value has several."""
         h = self.here.extent(at, "heads")
         return rows if h == 1 else rows @ nodes.heads(h)
 
     def body(self, at: int, factor: int) -> Operator:
         key = at, factor
         if key not in self.memo:
-            if at == self.main and factor == self.first: found = self.in_heads(at, I)
-            elif self.is_x(at, factor): found = I
-            elif at in self.ports: found = self.in_heads(at, self.entered(at))
-            else: found = self.write(at, factor)
-            self.memo[key] = found
+            if at == self.main and factor == self.first: operator = self.in_heads(at, I)
+            elif self.is_x(at, factor): operator = I
+            elif at in self.ports: operator = self.in_heads(at, self.entered(at))
+            else: operator = self.write(at, factor)
+            self.memo[key] = operator
         return self.memo[key]
 
     def write(self, at: int, factor: int) -> Operator:
-        """An operation on bodies."""
+        """Return an operation on bodies."""
         step = self.stage.steps[at]
         if (turned := find_rotation(self.stage.steps, at)) is not None: return self.rotated(turned, factor)
         if step.op == "act": return self.acted(step, factor)
         taken = [self.body(a, factor) for a in step.args]
-        made: Operator
+        term: Operator
         match step.op:
-            case "given": made = nodes.given(*step.more)
+            case "given": term = nodes.given(*step.more)
             case "by_distance":
                 table, most = step.more
-                made = nodes.by_distance(sliced(table, -2, *self.here.bounds(at, "heads")), most)
-            case "add": made = nodes.add(*taken)
-            case "mul": made = nodes.mul(*taken)
-            case "keep_top": made = nodes.keep_top(*taken, *step.more)
-            case "turn": made = nodes.turn(*taken)
-            case "beside": made = nodes.row(*taken)
-            case "split": made = taken[0] @ nodes.heads(self.here.extent(at, "heads"))
-            case "join": made = taken[0] @ nodes.join(self.here.extent(step.args[0], "heads"))
-            case "repeat": made = taken[0] @ nodes.repeat(self.here.extent(at, "heads"))
-            case "total": made = taken[0] @ nodes.total()
-            case "product": made = nodes.product(*taken, *step.more)
+                term = nodes.by_distance(sliced(table, -2, *self.here.bounds(at, "heads")), most)
+            case "add": term = nodes.add(*taken)
+            case "mul": term = nodes.mul(*taken)
+            case "keep_top": term = nodes.keep_top(*taken, *step.more)
+            case "turn": term = nodes.turn(*taken)
+            case "beside": term = nodes.row(*taken)
+            case "split": term = taken[0] @ nodes.heads(self.here.extent(at, "heads"))
+            case "join": term = taken[0] @ nodes.join(self.here.extent(step.args[0], "heads"))
+            case "repeat": term = taken[0] @ nodes.repeat(self.here.extent(at, "heads"))
+            case "total": term = taken[0] @ nodes.total()
+            case "product": term = nodes.product(*taken, *step.more)
             case _: raise AssertionError(f"{step.op} is no operation of terms")
-        return made
+        return term
 
     def acted(self, step: RankStep, factor: int) -> Operator:
-        """x @ A. Rows of a table are those of tokens, or positions, that this rank has."""
+        """Return x @ A, with the rows of a table for the tokens, or positions, on this rank."""
         matrix = self.here.matrix(step)
         if not step.args: return matrix
         [x] = step.args
@@ -160,13 +161,13 @@ class StretchTerms:
         return self.body(x, factor) @ matrix
 
     def rotated(self, found: Rotation, factor: int) -> Operator:
-        """A value turned by the positions of the rows that this rank has."""
+        """Return a value rotated by the positions of the rows on this rank."""
         lo = self.here.bounds(found.angles, "rows")[0]
-        cos, sin = (sliced(each, -2, lo, each.shape[0]) for each in (found.cos, found.sin))
+        cos, sin = (sliced(table, -2, lo, table.shape[0]) for table in (found.cos, found.sin))
         return self.body(found.turned, factor) @ nodes.rotate(cos, sin, found.rest)
 
     def whole(self, at: int, layer_of: Mapping[int, int]) -> Operator:
-        """A value as a model: what enters first, then a factor for each layer."""
+        """Return a value as a model: the input first, then a factor for each layer."""
         factor = self.stage.factor[at]
         bodies = [(factor, self.outer(at, self.body(at, factor)))]
         while self.reads_x(at, factor) and factor != self.first:
@@ -180,14 +181,14 @@ class StretchTerms:
         return reduce(matmul, [*starts, *layers])
 
     def outer(self, at: int, body: Operator) -> Operator:
-        """What a program gives: rows, in which heads lie side by side."""
+        """Return the output of a program as rows, in which heads are joined as columns."""
         h = self.here.extent(at, "heads")
         return body if h == 1 else body @ nodes.join(h)
 
 
 def write_model(stage: StageSteps, stretch: Stretch, here: LocalNumbers, layer_of: Mapping[int, int]) -> StretchModel:
-    """A stretch of a rank as a model. `layer_of` numbers the layers that factors belong to; a stretch that mixes rows
-    once at most is one part however many it touches."""
+    """Return a stretch of a rank as a model. `layer_of` numbers the layers of factors. A stretch that mixes rows at
+    most once is one part, however many layers it touches."""
     terms = StretchTerms(stage, stretch, here)
     mixing = {stage.factor[at] for at in stretch.steps if stage.steps[at].op == "product"}
     layers = layer_of if len(mixing) > 1 else {}

@@ -1,5 +1,5 @@
-"""Rotations by positions among the steps of a rank: a term that was traced has their lines, and kernels turn a value at
-once."""
+"""Rotations by positions among the steps of a rank: a traced term has them as single operations, and kernels rotate a
+value at once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from opmatrix.parallel.sharding.redistribute import RankStep
 
 
 class Rotation(NamedTuple):
-    """Which step is turned, by which tables, with how many columns behind that stay; `angles` is a step that reads the
-    positions."""
+    """The step that is rotated, the tables, the number of columns behind it that stay as they are, and `angles`, a
+    step that reads the positions."""
     turned: int
     cos: Data
     sin: Data
@@ -23,7 +23,7 @@ class Rotation(NamedTuple):
 
 
 def find_rotation(steps: Sequence[RankStep], at: int) -> Rotation | None:
-    """The rotation that a step ends; None for any other."""
+    """Return the rotation whose last step this is; None for any other step."""
     if steps[at].op != "beside": return None
     for rest in (False, True):
         turned = at if not rest else steps[at].args[0]
@@ -42,7 +42,7 @@ def find_rotation(steps: Sequence[RankStep], at: int) -> Rotation | None:
 
 
 def along(steps: Sequence[RankStep], at: int | None, *path: int) -> int | None:
-    """The step that one finds by going to an operand, and to an operand of that; None where there is none."""
+    """Return the step reached by going to an operand, to an operand of that, and so on; None if there is none."""
     for k in path:
         if at is None or k >= len(steps[at].args): return None
         at = steps[at].args[k]
@@ -50,8 +50,8 @@ def along(steps: Sequence[RankStep], at: int | None, *path: int) -> int | None:
 
 
 def is_traced(lines: Sequence[Operation], line: int, steps: Sequence[RankStep], at: int, x: int) -> bool:
-    """Whether a step does what a line does, of the value x."""
-    own, step = lines[line], steps[at]
-    if own.op == "input": return at == x
-    return (own.op, own.more, len(own.args)) == (step.op, step.more, len(step.args)) and all(
-        is_traced(lines, a, steps, b, x) for a, b in zip(own.args, step.args, strict=True))
+    """True if a step computes the same as a traced line, with `x` as the input."""
+    traced, step = lines[line], steps[at]
+    if traced.op == "input": return at == x
+    return (traced.op, traced.more, len(traced.args)) == (step.op, step.more, len(step.args)) and all(
+        is_traced(lines, a, steps, b, x) for a, b in zip(traced.args, step.args, strict=True))

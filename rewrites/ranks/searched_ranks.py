@@ -1,6 +1,6 @@
-"""Every stretch of every rank through the exact search, with the sizes that lie there: `compile_ranks`. Stretches of
-equal structure share a saturated graph; of equal sizes, too, they share what was found, so layers and ranks that are
-alike are searched once."""
+"""The exact search of every stretch of every rank, with the sizes on that rank: `compile_ranks`. Stretches of equal
+structure share a saturated graph; if their sizes are equal too, they share the result, so equal layers and ranks are
+searched once."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -33,8 +33,8 @@ from rewrites.workload.phases import Tell
 
 
 class StretchProgram(NamedTuple):
-    """A stretch of a rank with the program that computes it, where its constants come from, its structure, and the
-    number of the search that found this."""
+    """A stretch of a rank with the program that computes it, the emitter of its constants, its structure, and the
+    number of the search that found it."""
     model: StretchModel
     program: Program
     emitter: Emitter
@@ -47,27 +47,27 @@ class StretchProgram(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPrograms:
-    """What each rank of a partition runs, in order: programs, and steps that stand alone, which cross or are
-    interpreted. `stages` are the steps that these are of; `searches` what was searched, a structure each."""
+    """The items that each rank of a partition runs, in order: programs, and steps outside of stretches, which are
+    collectives or interpreted. `stages` are the steps of each stage; `searches` are the results of the searches."""
     plan: Partition
     stages: Sequence[StageSteps]
     items: Mapping[Coordinates, Sequence[StretchProgram | int]]
     searches: Sequence[Structure]
 
     def programs(self, place: Coordinates) -> list[StretchProgram]:
-        """The programs of a rank."""
-        return [each for each in self.items[place] if isinstance(each, StretchProgram)]
+        """Return the programs of a rank."""
+        return [entry for entry in self.items[place] if isinstance(entry, StretchProgram)]
 
     def interpreted(self, place: Coordinates) -> list[str]:
-        """What a rank computes without a program, by the names of the operations."""
+        """Return the operations that a rank computes without a program, by name."""
         steps = self.stages[self.plan.stage(place)].steps
-        return [steps[each].op for each in self.items[place] if isinstance(each, int)
-                and steps[each].op not in ("move", "slice", "input")]
+        return [steps[entry].op for entry in self.items[place] if isinstance(entry, int)
+                and steps[entry].op not in ("move", "slice", "input")]
 
 
 @dataclass
 class StretchSearch:
-    """Searches of stretches, each once."""
+    """Searches of stretches, each made once."""
     machine: TimeModel
     laws: Sequence[Law]
     representable: Representable = field(default_factory=Representable)
@@ -77,13 +77,13 @@ class StretchSearch:
     explorers: dict[bool, Explorer] = field(default_factory=dict)
 
     def program(self, model: StretchModel) -> StretchProgram:
-        """The program of a stretch. Copies of a rank have one, as their terms are the same."""
+        """Return the program of a stretch. Replicas of a rank share one, as their terms are the same."""
         key = (*model.outputs.items(), model.size)
         if key not in self.made: self.made[key] = self.compile(model)
         return self.made[key]._replace(model=model)
 
     def compile(self, model: StretchModel) -> StretchProgram:
-        """The program of a stretch: what was found for one that is searched alike, with the numbers of this one."""
+        """Compile the program of a stretch: the result of an equal search, with the numbers of this stretch."""
         split = parts(model.outputs)
         key = model.size, *model.outputs, *map(describe_search, split)
         if key not in self.spaces:
@@ -97,15 +97,15 @@ class StretchSearch:
         return StretchProgram(model, *structure.program({}), structure, number)
 
     def explore(self, model: StretchModel, split: Sequence[dict[str, Part]]) -> tuple[SearchSpace, Structure]:
-        """The space of a stretch and its optimum. Canonical forms need one another: where they lead to no program, the
-        others keep both their sides."""
+        """Return the search space of a stretch and its optimum. Canonical forms depend on one another: if they lead to
+        no program, the search is repeated with laws that keep both their sides."""
         batch, terms = batch_of(model), [*model.outputs.values()]
         extents = batch.extents(*collect_needs(*terms))
         running = Running.of(self.machine, batch.starts, sum(map(count_bytes, terms)))
         for canonical in (True, False):
             laws = self.laws if canonical else [replace(law, canonical=False) for law in self.laws]
             space = SearchSpace(model.outputs, laws, running, extents, found=split)
-            space.explorer = self.explorers.setdefault(canonical, space.explorer)    # graphs are of no size
+            space.explorer = self.explorers.setdefault(canonical, space.explorer)    # a graph does not depend on sizes
             try: return space, cheapest(space, self.representable)
             except Infeasible:
                 if not canonical: raise
@@ -113,26 +113,27 @@ class StretchSearch:
 
 
 def describe_search(states: Mapping[str, Part]) -> Hashable:
-    """What a part is searched by: its structure, its sizes, and which numbers decide what can hold its weights."""
+    """Return the key of a part's search: its structure, its sizes, and the properties of its numbers that decide which
+    formats can hold its weights."""
     return tuple((state, part.template.text, sizes(part), content(part.template), *part.roots.items(),
                   *part.outputs.items()) for state, part in states.items())
 
 
 def batch_of(model: StretchModel, tokens: np.ndarray | None = None, kinds: np.ndarray | None = None,
              inputs: Mapping[str, np.ndarray] | None = None) -> Batch:
-    """Rows of a stretch as a batch: sequences of one length, with the matrices that enter."""
+    """Return rows of a stretch as a batch: sequences of one length, with the input matrices."""
     count, rows = model.size
     none = np.zeros((count, rows), np.int64)
     ports = {port.name: port for port in collect_needs(*model.outputs.values())[1]}
-    given = {name: np.zeros((count * rows, port.columns), np.float32) for name, port in ports.items()}
-    given |= {name: each for name, each in (inputs or {}).items() if name in ports}
-    return Batch([*(none if tokens is None else tokens)], [*(none if kinds is None else kinds)], inputs=given)
+    matrices = {name: np.zeros((count * rows, port.columns), np.float32) for name, port in ports.items()}
+    matrices |= {name: matrix for name, matrix in (inputs or {}).items() if name in ports}
+    return Batch([*(none if tokens is None else tokens)], [*(none if kinds is None else kinds)], inputs=matrices)
 
 
 def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXACT_LAWS,
                   progress: Tell = unheard) -> RankPrograms:
-    """The programs of every rank of a partition, exact ones over these laws, cheapest on a machine for the rows that
-    the rank has. Raises InputError where a size of the batch, or a number of ranks, is a symbol."""
+    """Return the programs of every rank of a partition: exact ones over these laws, the cheapest on a machine for the
+    rows of that rank. Raises InputError if a size of the batch, or a number of ranks, is a symbol."""
     named = {"sequences": plan.sizes.sequences, "tokens": plan.sizes.tokens} | {
         f"ranks of {axis.name}": axis.ranks for axis in plan.mesh}
     for name, size in named.items():
@@ -146,10 +147,10 @@ def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXA
         stage = plan.stage(place)
         here = LocalNumbers(stages[stage], plan.flat(place))
         items[place] = []
-        for item in orders[stage]:
-            if isinstance(item, int):
-                items[place].append(item)
+        for entry in orders[stage]:
+            if isinstance(entry, int):
+                items[place].append(entry)
                 continue
-            model = write_model(stages[stage], item, here, layer_of)
+            model = write_model(stages[stage], entry, here, layer_of)
             items[place].append(search.program(model))
     return RankPrograms(plan, stages, items, search.found)

@@ -1,5 +1,5 @@
-"""The steps of a stage as stretches: what a rank computes between two crossings, which is one term. What crosses, goes
-round in a ring, or is no term of rows of tokens stands alone between them."""
+"""The steps of a stage as stretches: the computation of a rank between two collectives, which is one term. A
+collective, a ring, or a step that is no term of rows of tokens is an item of its own between them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,12 @@ from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import replaced
 
-APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED     # of no stretch
+APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED     # operations outside of stretches
 
 
 class Stretch(NamedTuple):
-    """Steps that are one term: those that it computes, what it takes of other steps, what others take of it."""
+    """Steps that are one term: the steps it computes, the steps whose values it reads, and the steps whose values
+    others read."""
     steps: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -27,8 +28,8 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class StageSteps:
-    """The steps of all factors of a stage, one after the other: `factor` says of which each is, `entry` which step a
-    factor begins with, `out` which gives what the stage gives."""
+    """The steps of all factors of a stage, one after the other. `factor` is the factor of each step, `entry` the step
+    that a factor begins with, `out` the step that computes the result of the stage."""
     steps: Sequence[RankStep]
     factor: Sequence[int]
     entry: dict[int, int]
@@ -37,7 +38,7 @@ class StageSteps:
 
     @classmethod
     def of(cls, plan: Partition, stage: int) -> StageSteps:
-        """What a stage of a partition does, with the arrays of each of its factors."""
+        """Return the steps of a stage of a partition, with the arrays of each of its factors."""
         lo, hi = plan.cuts[stage]
         steps, factor, entry, out = list[RankStep](), list[int](), dict[int, int](), -1
         for at in range(lo, hi):
@@ -54,64 +55,66 @@ class StageSteps:
 
     @cached_property
     def tokens(self) -> list[tuple[bool, bool]]:
-        """Whether rows, and columns, of each value are tokens: read off what operations do, as there may be as many
-        columns as tokens."""
-        found: list[tuple[bool, bool]] = []
+        """For each value, (rows are tokens, columns are tokens). It is derived from the operations, as there may be as
+        many columns as tokens."""
+        by_step: list[tuple[bool, bool]] = []
         for step in self.steps:
-            taken = [found[a] for a in step.args]
+            taken = [by_step[a] for a in step.args]
             match step.op:
-                case "input" | "given": found.append((True, False))
-                case "by_distance": found.append((True, True))
-                case "act" if not taken: found.append((False, False))
-                case "act": found.append((taken[0][0], taken[0][1] and step.more[0].entrywise))
-                case "turn": found.append(taken[0][::-1])
-                case "product" | "ring": found.append((taken[0][0], taken[1 if step.op == "product" else 2][1]))
-                case _: found.append((any(rows for rows, _ in taken), any(cols for _, cols in taken)))
-        return found
+                case "input" | "given": by_step.append((True, False))
+                case "by_distance": by_step.append((True, True))
+                case "act" if not taken: by_step.append((False, False))
+                case "act": by_step.append((taken[0][0], taken[0][1] and step.more[0].entrywise))
+                case "turn": by_step.append(taken[0][::-1])
+                case "product" | "ring": by_step.append((taken[0][0], taken[1 if step.op == "product" else 2][1]))
+                case _: by_step.append((any(rows for rows, _ in taken), any(cols for _, cols in taken)))
+        return by_step
 
     def row_cut(self, at: int) -> tuple[tuple[int, bool], ...]:
-        """The axes that cut sequences and tokens of a value, be these its rows or its columns; whether sequences."""
+        """Return the axes that shard the sequences and tokens of a value, whether these are its rows or its columns;
+        each with True if it shards sequences."""
         role = "rows" if self.tokens[at][0] else "cols"
         return tuple((k, state.role == "batch") for k, state in self.steps[at].placement.cuts
                      if isinstance(state, Cut) and state.role in ("batch", role))
 
     @cached_property
     def known(self) -> list[bool]:
-        """Whether a value is made of constants and fields of the batch alone, as angles of positions are."""
-        found: list[bool] = []
+        """For each value, True if it is computed from constants and fields of the batch alone, such as the angles of
+        positions."""
+        by_step: list[bool] = []
         for step in self.steps:
-            if step.op == "given": found.append(not has_cut_columns(step))
-            elif step.op == "by_distance": found.append(not has_cut_tokens(step))
-            else: found.append(step.op in ("act", "add", "mul") and all(found[a] for a in step.args))
-        return found
+            if step.op == "given": by_step.append(not has_cut_columns(step))
+            elif step.op == "by_distance": by_step.append(not has_cut_tokens(step))
+            else: by_step.append(step.op in ("act", "add", "mul") and all(by_step[a] for a in step.args))
+        return by_step
 
     @cached_property
     def inlined(self) -> list[bool]:
-        """Whether each stretch that reads a step has it for itself: what is known, one-hot rows, and turned values,
-        which have no row for each token and so enter no program."""
+        """For each step, True if each stretch that reads it computes it for itself: known values, one-hot rows, and
+        transposed values, which have no row for each token and so enter no program."""
         return [known or step.op == "turn" or (step.op == "input" and step.selects)
                 for known, step in zip(self.known, self.steps, strict=True)]
 
     def reads(self, at: int) -> Iterator[int]:
-        """The steps that a step takes; of one that is inlined, those behind it."""
+        """Yield the steps that a step reads; for an inlined one, the steps that it reads in turn."""
         for arg in self.steps[at].args:
             if self.inlined[arg]: yield from self.reads(arg)
             else: yield arg
 
     def is_term(self, at: int) -> bool:
-        """Whether a step is an operation of terms, on rows that a rank has."""
+        """True if a step is an operation of terms, on rows that a rank holds."""
         step = self.steps[at]
         if step.op in APART or step.op == "input": return False
         if step.op == "by_distance" and has_cut_tokens(step): return False
         if any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts): return False
-        chosen = [each for each in (self.steps[a] for a in step.args) if each.selects]
+        chosen = [operand for operand in (self.steps[a] for a in step.args) if operand.selects]
         if chosen and not (step.op == "act" and step.more[0].kind is weight): return False
-        if any(each.op == "given" and has_cut_columns(each) for each in chosen): return False
+        if any(operand.op == "given" and has_cut_columns(operand) for operand in chosen): return False
         return step.op != "product" or self.is_alike(at)
 
     def is_alike(self, at: int) -> bool:
-        """Whether both operands of a product have the same rows, and those that see each other are all here. A program
-        has all sequences as its rows, so a product that contracts tokens must be within them."""
+        """True if both operands of a product have the same rows, and rows that attend to one another are on this rank.
+        A program has all sequences as its rows, so a product that contracts tokens must be within sequences."""
         step = self.steps[at]
         u, v = step.args
         if self.tokens[u][1]:
@@ -121,7 +124,8 @@ class StageSteps:
         return self.tokens[u][0] and self.row_cut(u) == self.row_cut(v)
 
     def enters(self, at: int) -> bool:
-        """Whether a value may cross the border of a program: a row for each token of each sequence, of columns."""
+        """True if a value may enter or leave a program: it has a row for each token of each sequence, and its columns
+        are no tokens."""
         return self.tokens[at] == (True, False)
 
 
@@ -130,12 +134,12 @@ def has_cut_columns(step: RankStep) -> bool:
 
 
 def has_cut_tokens(step: RankStep) -> bool:
-    """Whether a rank has numbers of some pairs of tokens alone."""
+    """True if a rank holds the numbers of only some pairs of tokens."""
     return any(isinstance(s, Cut) and s.role in ("rows", "cols") for _, s in step.placement.cuts)
 
 
 def divide(stage: StageSteps) -> list[Stretch | int]:
-    """A stage as stretches, and steps that stand alone, in an order in which they may run."""
+    """Return a stage as stretches, and steps that are items of their own, in an order in which they may run."""
     every = [at for at in range(len(stage.steps)) if not stage.inlined[at]]
     alone = {at for at in every if not stage.is_term(at)}
     while True:
@@ -144,22 +148,23 @@ def divide(stage: StageSteps) -> list[Stretch | int]:
         edges = [(arg, at) for at in every for arg in stage.reads(at) if not stage.enters(arg)]
         apart = {end for arg, at in edges if home.get(arg) != home.get(at) for end in (arg, at) if end in home}
         if not apart: break
-        alone |= apart                                      # what cannot be handed on is computed where it is read
+        alone |= apart                                      # a value that cannot be handed on is computed where read
     readers: dict[int, list[int]] = {}
     for at in every:
         for arg in stage.reads(at): readers.setdefault(arg, []).append(at)
-    made: list[tuple[int, int, Stretch | int]] = [(depth[at], at, at) for at in alone]
+    items: list[tuple[int, int, Stretch | int]] = [(depth[at], at, at) for at in alone]
     for (level, _), members in groups.items():
-        own = {*members}
-        inputs = sorted({arg for at in members for arg in stage.reads(at)} - own)
-        outputs = [at for at in members if at == stage.out or any(r not in own for r in readers.get(at, ()))]
-        if outputs: made.append((level, members[0], Stretch(tuple(members), tuple(inputs), tuple(outputs))))
-    return [each for _, _, each in sorted(made, key=lambda each: each[:2])]
+        inside = {*members}
+        inputs = sorted({arg for at in members for arg in stage.reads(at)} - inside)
+        outputs = [at for at in members if at == stage.out or any(r not in inside for r in readers.get(at, ()))]
+        if outputs: items.append((level, members[0], Stretch(tuple(members), tuple(inputs), tuple(outputs))))
+    return [entry for _, _, entry in sorted(items, key=lambda each: each[:2])]
 
 
 def deepen(stage: StageSteps, every: Sequence[int],
            alone: set[int]) -> tuple[dict[int, int], dict[tuple[int, object], list[int]]]:
-    """How many borders lie before each step, and the steps of terms by that and by how rows are cut."""
+    """Return the number of borders before each step, and the steps of terms grouped by that number and by the sharding
+    of their rows."""
     depth, groups = dict[int, int](), dict[tuple[int, object], list[int]]()
     for at in every:
         cut = stage.row_cut(at)

@@ -1,1 +1,1 @@
-"""What a run found: points of the front, the choice among them, results as text, JSON and directories."""
+"""The results of a run: points of the front, the choice among them, and the report as text, JSON and directories."""

@@ -1,5 +1,5 @@
-"""The programs of a run against the model: their errors on held-out rows, and step by step on a few, several at a
-time."""
+"""The programs of a run compared with the model: their errors on held-out rows, and step by step on a few rows,
+several programs at a time."""
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -49,16 +49,15 @@ from rewrites.workload.stated import RoutedChange, Stated
 
 def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], few: Batch,
                  near: np.ndarray) -> tuple[float, list[Point]]:
-    """How far the import is from the model on held-out rows, relative; and points with how far each program is, and
-    what is stated of it. `near` is what the model gives for a few of these rows. A program is verified where it is as
-    near as was planned, output by output: what the plan says, and what an exact one may round. Raises VerificationError
-    for an exact program that is not."""
+    """Return the relative error of the import on held-out rows, and the points with their measured and stated errors.
+    `near` is the model's output for a few of these rows. A program is verified if every output is within the planned
+    error and the rounding allowed to an exact program. Raises VerificationError for an exact program that is not."""
     exact, imported, workload = searched.exact, searched.programs["imported"], searched.workload
     model = {name: searched.opened.outputs[name] for name in exact.outputs}
     programs = [imported, *(point.program for point in points)]
     (base, *offs), changes = compare(programs, model, workload.verify, workload.state,
                                             [True, *(not point.methods for point in points)])
-    given = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
+    given_errors = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
     others = redraw(imported, {point.program: constants_of(searched, choices, point) for point in points},
                     workload.state) if is_routed(model.values()) else {}
     allowed = {name: ROUNDING * off for name, off in base.along.items()}
@@ -75,9 +74,9 @@ def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], 
 
     def state(point: Point, off: Off, change: Compared, theirs: float) -> Point:
         measured, judged = max(off.free.values()), off.free if point.methods else off.along
-        own = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
-        checked = max(measured, difference(own.found[0], own.alone[0]), theirs + rounding)
-        # as near as two float64 readings are
+        beside = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
+        checked = max(measured, difference(beside.found[0], beside.alone[0]), theirs + rounding)
+        # EQUAL is added below, the allowed difference of two float64 readings
         routed = RoutedChange(change.along, others[point.program]) if point.program in others else None
         stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed)
         return replace(
@@ -86,29 +85,30 @@ def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], 
             stated=stated, stated_error=stated.error,
             checks={"error": {"relative": measured, "stated": stated.error, "rows": rows, "like": workload.like,
                               **stated.described(), **describe_routing(off.flips, max(off.along.values()))}})
-    return next(iter(base.free.values())), [state(*each) for each in zip(points, offs, changes, given, strict=True)]
+    return next(iter(base.free.values())), [
+        state(*row) for row in zip(points, offs, changes, given_errors, strict=True)]
 
 
 def constants_of(searched: Searched, choices: Choices, point: Point) -> Unrounded:
-    """The constants of a point's program before they were rounded."""
+    """Return the constants of a point's program before they were rounded."""
     if point.structure is None or not point.methods: return unrounded(searched.optimum, searched.emitter)
     return unrounded(point.structure, emitter_of(choices, point))
 
 
 def emitter_of(choices: Choices, point: Point) -> Emitter:
-    """The origins of the constants of an approximate program."""
+    """Return the emitter with the origins of the constants of an approximate program."""
     assert point.structure is not None
     return point.variant.sources(point.structure, point.program) if point.variant else choices.sources[point.program]
 
 
 def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:
-    """Looks at every program at lengths that its sentences do not have (rewrites.verify.lengths), at each kind of step
-    once. The points, with the lengths and how far each program is off at some of them. Raises VerificationError."""
+    """Check every program at lengths that its sentences do not have (rewrites.verify.lengths), each kind of step once.
+    Returns the points with these lengths and the errors at some of them. Raises VerificationError."""
     opened, timed = searched.opened, searched.workload.lengths_run
     every = [searched.programs["imported"], *(point.program for point in points)]
     limits = [opened.meta.get("config", {}).get("max_position_embeddings"),
-              *(each.limit for each in collect_needs(*opened.outputs.values())[0])]
-    lengths = lengths_of(every[1:], timed, min((each for each in limits if each is not None), default=None))
+              *(need.limit for need in collect_needs(*opened.outputs.values())[0])]
+    lengths = lengths_of(every[1:], timed, min((most for most in limits if most is not None), default=None))
     if not lengths: return [*points]
     batches, near = batches_at(lengths, few), batches_at(stated_at(every[0], lengths, timed), few)
     steps = Steps.at(lengths, every[1:], timed)
@@ -118,14 +118,14 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
 
     def read() -> tuple[list[Batch], list[np.ndarray]]:
         known = [(batch, rows) for batch, rows in zip(near, oracle(opened.operator, near), strict=True)
-                 if rows.any() and np.isfinite(rows).all()]                  # beside others no error is a share
+                 if rows.any() and np.isfinite(rows).all()]        # beside other rows a relative error means nothing
         told, wanted = [batch for batch, _ in known], [rows for _, rows in known]
         constants = unrounded(searched.optimum, searched.emitter)
         if told: verify_structure(searched.exact, told, constants, wanted, opened.operator)
         return told, wanted
-    _, found = in_threads([look, read])
-    assert found is not None                                # `read` always returns
-    told, wanted = found
+    _, known_rows = in_threads([look, read])
+    assert known_rows is not None                                # `read` always returns
+    told, wanted = known_rows
     base, *errors = errors_at([*zip(every, [True, *(not point.methods for point in points)], strict=True)],
                               opened.operator, told, wanted)
     for point, error in zip(points, errors, strict=True):
@@ -137,28 +137,30 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
 
 def check_programs(searched: Searched, choices: Choices, points: Sequence[Point], laws_verified: dict[str, object],
                    few: Sequence[Batch], near: np.ndarray) -> list[Point]:
-    """Points with what level 3 finds on a few rows, for which the model gives `near`: of the exact program, which
-    serves all, then of each other one its structure, equal ones once, and its steps; and of all of them what it finds
-    at other lengths. Raises VerificationError."""
+    """Return points with the results of level 3 on a few rows, for which the model's output is `near`: of the exact
+    program, which all points share; of each other program its structure, equal ones once, and its steps; and of all of
+    them the results at other lengths. Raises VerificationError."""
     exact, structure, opened = searched.exact, searched.optimum, searched.opened
     constants, told = unrounded(structure, searched.emitter), set[Hashable]()
     calls: dict[str, Callable[[], Any]] = {"exact": partial(
         verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near], told),
         "import": partial(verify_steps, searched.programs["imported"], few, told)}
     if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
-    read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}        # who checks it
-    products = ProductsSeen()                                    # those whose weights several programs hold
-    whose, made = dict[int, str](), dict[int, dict[str, object]]()       # by point: who checks it, how it was made
+    # by reading: the name of the call that checks it
+    read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}
+    products = ProductsSeen()                                    # steps whose weights several programs hold
+    # by point: the call that checks its structure, and further entries of its checks
+    whose, details = dict[int, str](), dict[int, dict[str, object]]()
     for at, point in enumerate(points):
         if not point.methods: continue
         assert point.structure is not None
         variant, substitutions = point.variant, [*point.structure.substitutions.values()]
         emitter = emitter_of(choices, point)
-        wanted, made[at] = variant.verified(few[0]) if variant else (near, {})
+        wanted, details[at] = variant.verified(few[0]) if variant else (near, {})
         meant = variant.operator if variant else opened.operator
         if substitutions:
             meant = substitute_blocks(part_factors(opened.model), substitutions)
-            wanted, made[at] = dense(meant, few[0]), {"detours": [*map(str, substitutions)]}
+            wanted, details[at] = dense(meant, few[0]), {"detours": [*map(str, substitutions)]}
         same = variant and variant.operator, reading(point.program, point.structure, emitter)
         whose[at] = read.setdefault(same, name := f"structure {at}")
         if whose[at] == name:
@@ -171,14 +173,14 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
 
     def checks(at: int) -> dict[str, object]:
         if at not in whose: return {}
-        return {**made[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
+        return {**details[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
     points = check_lengths(searched, [replace(point, checks=shared | point.checks | checks(at))
                                       for at, point in enumerate(points)], few[0])
     return check_decoders(points, few[0])
 
 
 def check_decoders(points: Sequence[Point], few: Batch) -> list[Point]:
-    """Points with what is found of the sessions of programs that have some, each kind of attention once. Raises
+    """Return points with the results for the sessions of programs that have some, each kind of attention once. Raises
     VerificationError."""
     sessions = Sessions.of(length for point in points for length in point.lengths)
     decoding = [verify_sessions(point.program, few, sessions) for point in points]

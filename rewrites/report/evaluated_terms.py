@@ -1,5 +1,5 @@
-"""Steps that are evaluated as terms, as no kernel computes them: how many, what of the time they take, and what would
-help."""
+"""Steps that are evaluated as terms because no kernel computes them: their number, their share of the time, and
+remedies."""
 import json
 from functools import partial
 from typing import Any
@@ -16,15 +16,15 @@ from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
-TERM = "term"                                               # the attribute of what has a term
+TERM = "term"                                               # the attribute that holds the term of a step
 GUIDE = "docs/add_a_kernel.md"
 INTERPRET = KERNELS["interpret"]
 
 
 def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices | Mean) -> dict[str, object] | None:
-    """The steps of a program that evaluate terms, as the report has them: how many, of how many, the share of the time
-    of a run of the batch that they take, whether that is measured or predicted, and the kinds of operators in them that
-    no kernel computes. None where there are none."""
+    """Return the steps of a program that evaluate terms, as in the report: their number, that of all steps, their
+    share of the time of a run of the batch, True if that is measured rather than predicted, and the kinds of their
+    operators that no kernel computes. None if there are no such steps."""
     steps = [step for step in program.steps if is_evaluated(step)]
     if not steps: return None
     try: share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
@@ -37,32 +37,33 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
 
 
 def is_evaluated(step: Step) -> bool:
-    """Whether a step evaluates a term in Python, and launches no kernel for it."""
+    """True if a step evaluates a term in Python instead of launching a kernel."""
     return KERNELS[step.kernel] is INTERPRET
 
 
 def find_places(program: Program) -> list[str]:
-    """The places in people's own functions at which these could not be followed, so that their terms are evaluated."""
+    """Return the places in users' functions that could not be traced, so that their terms are evaluated."""
     from opmatrix.runtime.codegen.row_reading import NotByRows
-    found: dict[str, None] = {}
+    places: dict[str, None] = {}
     for call in program.schedule.calls:
         if call.kernel is not INTERPRET: continue
         for find in (partial(find_kernel, call.bound.term, split_operands(call.bound)), partial(find_fold, call.bound)):
             try: find()
             except NotByRows as error:
-                if error.traced: found[str(error)] = None
+                if error.traced: places[str(error)] = None
             except ValueError: continue                     # a table of a pattern is read, so rows mix
-    return [*found]
+    return [*places]
 
 
 def measured_share(program: Program, batch: Batch, rounds: int, outputs: set[str]) -> float:
-    """The share of runs that the steps with these outputs take. Raises RuntimeError where native code has no clock."""
-    found = program.profile(batch, rounds)
-    return sum(sum(taken) for name, taken in found.steps.items() if name in outputs) / sum(found.runs)
+    """Return the share of runs that the steps with these outputs take. Raises RuntimeError if native code has no
+    clock."""
+    profile = program.profile(batch, rounds)
+    return sum(sum(taken) for name, taken in profile.steps.items() if name in outputs) / sum(profile.runs)
 
 
 def predicted_share(program: Program, prices: Prices | Mean) -> float:
-    """The share of a run that the steps which evaluate terms take, by their prices, which are guesses."""
+    """Return the share of a run that the steps which evaluate terms take, by their prices, which are guesses."""
     seconds = {True: 0.0, False: 0.0}
     calls = program.schedule.calls[program.schedule.first:]
     for step, call in zip(program.steps, calls, strict=True):
@@ -72,21 +73,21 @@ def predicted_share(program: Program, prices: Prices | Mean) -> float:
 
 
 def name_kind(kind: str, monoids: list[str]) -> str:
-    """A kind of operator, and what it merges by; of what is one's own the name alone."""
-    kind, *over = (each.partition(":")[0] for each in (kind, *monoids))
+    """Return a kind of operator, with its monoids; for a user's own definition only the name."""
+    kind, *over = (words.partition(":")[0] for words in (kind, *monoids))
     return f"{kind}({', '.join(over)})" if over else kind
 
 
 def computed_kinds() -> set[str]:
-    """The kinds of operators that some kernel computes, alone or with others."""
+    """Return the kinds of operators that some kernel computes, alone or with others."""
     def kinds(term: Operator) -> set[str]:
-        own = name_kind(term.kind.name, [each.__name__ for each in term.attributes if isinstance(each, type)])
-        return {own}.union(*map(kinds, term.children))
-    return set().union(*(kinds(each.pattern) for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))
+        here = name_kind(term.kind.name, [monoid.__name__ for monoid in term.attributes if isinstance(monoid, type)])
+        return {here}.union(*map(kinds, term.children))
+    return set().union(*(kinds(law.pattern) for law in (*IMPLEMENTATIONS, *HEADS, *STAGES)))
 
 
 def tell_evaluated(found: dict[str, Any] | None) -> str:
-    """A line of the report on them; none where there are none."""
+    """Return the line of the report about them; empty if there are none."""
     if found is None: return ""
     lacking = f"no kernel computes {', '.join(found['kinds'])}" if found["kinds"] else \
         "kernels compute each of their operators, but not so composed"

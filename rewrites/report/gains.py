@@ -1,4 +1,5 @@
-"""What fusion, laws, number types and sparsity each saved: programs of one measurement, each with one more of them."""
+"""The savings of fusion, laws, number types and sparsity: programs of one measurement, each with one more of these
+means."""
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -10,7 +11,8 @@ from rewrites.report.points import Point
 
 
 class Gain(NamedTuple):
-    """One means: the program that has it, if one was measured, and seconds saved against the last program before it."""
+    """One means: the program that has it, if one was measured, and the seconds saved against the last program before
+    it."""
 
     name: str
     program: str | None = None
@@ -22,8 +24,8 @@ class Gain(NamedTuple):
 
 def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Point, within: Sequence[Point],
               trusted: bool = True) -> list[Gain]:
-    """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and
-    the answer where it does more."""
+    """Return the gains from the import to the answer, one means added after another: among them the best point within
+    the budgets that only narrows numbers, and the answer if it does more."""
     exact = next((point for point in points if not point.methods), None)
     narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods
                                                         and only_narrows(point.methods)]
@@ -38,8 +40,8 @@ def add_means(imported: Point, fused: Point, points: Sequence[Point], best: Poin
 
 
 def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Gain]:
-    """One for each means, program and its seconds by round, in one order of rounds; what is saved adds up to the first
-    less the last."""
+    """Yield a gain for each means, given its program and the program's seconds by round, in the same order of rounds.
+    The savings add up to the first time less the last."""
     before: Sequence[float] | None = None
     for name, program, taken in rows:
         if taken is None:

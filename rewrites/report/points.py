@@ -1,4 +1,4 @@
-"""A program of a front, with its figures: one after another the stages of a run fill them in."""
+"""A program of a front, with its figures, which the stages of a run fill in one after another."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -15,34 +15,33 @@ from rewrites.workload.stated import Stated
 
 @dataclass(repr=False)
 class Point:
-    """One program of a front: what was predicted, what was measured."""
+    """One program of a front, with its predicted and measured figures."""
 
     name: str
     program: Program
     predicted_s: float
     predicted_bytes: float
     predicted_error: float
-    gap: float | None = 0.0                                 # None: nothing was proved
+    gap: float | None = 0.0                                 # None if no gap was proved
     measured_s: float | None = None
     measured_bytes: float | None = None
     measured_error: float | None = None
-    rounds_s: tuple[float, ...] = ()                        # what `measured_s` is the median of
-    stated_error: float = 0.0                               # on rows that nothing was fitted to or chosen by
-    stated: Stated | None = None                            # that error, and those of single sentences and cosines
+    rounds_s: tuple[float, ...] = ()                        # seconds by round; `measured_s` is their median
+    stated_error: float = 0.0                               # error on rows used neither to fit nor to choose
+    stated: Stated | None = None                            # that error, with those of sentences and cosines
     verified: bool = False
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
-    structure: Structure | None = None                      # what it was derived as
-    variant: Variant | None = field(default=None, repr=False)       # the model that it is a program of, where that is
-                                                                    # smaller
-    judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, of goals beside the error
-    checks: dict[str, Any] = field(default_factory=dict)    # what was verified, for the certificate
-    lengths: Lengths = ()                                   # of the batches that it was verified on, beside sentences
+    structure: Structure | None = None                      # the structure that it was emitted from
+    variant: Variant | None = field(default=None, repr=False)       # the smaller model that it is a program of, if any
+    judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, for goals beside the error
+    checks: dict[str, Any] = field(default_factory=dict)    # results of verification, for the certificate
+    lengths: Lengths = ()                                   # lengths of the further batches that it was verified on
 
     @classmethod
     def of(cls, searched: Searched, name: str, program: Program, seconds: float, error: float, gap: float | None,
            **known: Any) -> Self:
-        """A program with its predicted seconds, its steps' and what a call takes beside them, and its bytes."""
+        """Return a program with its predicted seconds, those of its steps and the overhead of a call, and its bytes."""
         size, prices = program.stored_bytes + searched.workload.peak_bytes(program), searched.space.prices
         return cls(name, program, seconds + prices.beside(program) - prices.start, size, error, gap, **known)
 

@@ -1,4 +1,4 @@
-"""What a run found out, as text, as JSON, and as directories that run."""
+"""The results of a run, as text, as JSON, and as directories that run."""
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -36,15 +36,15 @@ from rewrites.workload.workload import Workload
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 UNTRUSTED = "measured times are too long; of programs that they do not tell apart, bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
-SHOWN_LAWS = 5                                              # entries of laws that a report shows
-TOLD = 5e-5                                                 # share of seconds below which a gap is none
+SHOWN_LAWS = 5                                              # rows of laws that a report shows
+TOLD = 5e-5                                                 # share of seconds below which a gap counts as 0
 SCREEN = 110                                                # characters of a line of phases
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
 @dataclass(repr=False)
 class Result:
-    """Everything that a run found out; `points[chosen]` is the answer. It prints as the report."""
+    """All results of a run; `points[chosen]` is the answer. It prints as the report."""
 
     model: str
     machine: TimeModel
@@ -57,21 +57,21 @@ class Result:
     report: Report
     fused: Point
     steps: list[Gain]
-    goals: tuple[Goal, ...]                                 # that were asked for; the first is the error
-    memory: float | None = None                             # bytes, where a budget was given
-    bound: float | None = None                              # predicted seconds that no program within it is below
+    goals: tuple[Goal, ...]                                 # goals of the user; the first is the error
+    memory: float | None = None                             # the budget in bytes, if there is one
+    bound: float | None = None                              # lower bound of predicted seconds within the budgets
     choices: Choices | None = None
     left_out: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()                            # a line for each law or candidate that failed, and why
+    failed: tuple[str, ...] = ()                            # a line for each law or candidate that failed
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
-    busy: str = ""                                          # what was seen of others while programs were timed
-    terms: dict[str, object] | None = None                  # of the answer, see evaluated_terms.py
-    generated: list[dict[str, object]] | None = None        # of the answer, see generated.py
-    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # see by_operator.py
-    spectra: Mapping[str, object] | None = None             # of weights, see weight_spectra.py
-    misled: Misled | None = None                            # the search, see fewer_laws.py
+    busy: str = ""                                          # other load of the machine seen while programs were timed
+    terms: dict[str, object] | None = None                  # evaluated terms of the answer, see evaluated_terms.py
+    generated: list[dict[str, object]] | None = None        # generation by the answer, see generated.py
+    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # rows by operator, see by_operator.py
+    spectra: Mapping[str, object] | None = None             # spectra of weights, see weight_spectra.py
+    misled: Misled | None = None                            # price that misled the search, see fewer_laws.py
 
     @property
     def error(self) -> float: return self.goals[0].threshold
@@ -92,38 +92,38 @@ class Result:
 
 def save(result: Result, target: Path, laws: Named | None = None,
          origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Saves the chosen program in `target`, beside it the report and the steps that lead to it, and in `target/front`
-    every program of the front: all or nothing. `origins`: directories that the report names, and no program. The
-    figures of the report."""
+    """Save the chosen program in `target`, with the report and the derivation, and in `target/front` every program of
+    the front: all or nothing. `origins` are directories that the report names beside the programs. Returns the figures
+    of the report."""
     report = result.report
     with report.phase("derive"):
         steps = tell_steps(result.best, result.laws, result.choices, result.workload.few)
     with report.phase("save"):
-        found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
-        found |= origins
+        figures_of_run = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+        figures_of_run |= origins
         with replacing_program(target) as fresh:
             places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
             write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),
                                                                 strict=True)))
             (fresh / DERIVATION).write_text(steps, "utf-8")
-            (fresh / REPORT).write_text(json.dumps(found | phase_seconds(report), indent=1), "utf-8")
-    return found | phase_seconds(report)
+            (fresh / REPORT).write_text(json.dumps(figures_of_run | phase_seconds(report), indent=1), "utf-8")
+    return figures_of_run | phase_seconds(report)
 
 
 def phase_seconds(report: Report) -> dict[str, object]:
-    """Seconds of the phases, up to now, and of all together."""
+    """Return the seconds of the phases so far, and of all together."""
     return {"phases": report.phases, "wall_s": report.wall}
 
 
 def as_json(result: Result, places: list[Path], laws: Named | None = None) -> dict[str, Any]:
-    """All figures of a run, and the files of the user that took part."""
+    """Return all figures of a run, and the files of the user that took part."""
     exact = result.structures["exact"]
     return {
         "model": result.model, "machine": name_machine(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
         "generate": str(result.workload.generation) if result.workload.generation else None,
-        **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
+        **{name: file and file._asdict() for name, file in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out),
         "failed": list(result.failed), "seeds": [0],
@@ -152,16 +152,16 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
 
 
 def report_bound(result: Result) -> dict[str, float | None]:
-    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for,
-    over all that the laws reach with these formats; and the share of the chosen program's that is above. None where
-    none was proved. Below 0 where the errors of the chosen program add to more, and it keeps the error all the same."""
+    """Return the proved lower bound of predicted seconds, over all programs that the laws reach with these formats and
+    whose methods' errors, squared, add to at most the error goal; and `gap`, the share of the chosen program's seconds
+    above it. None if no bound was proved. The gap is below 0 if the errors of the chosen program add to more, though
+    it keeps the error goal."""
     chosen = result.best.predicted_s
     return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
 
 
 def prediction(result: Result) -> dict[str, object]:
-    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this
-    run."""
+    """Return the relative error of predicted seconds of whole programs, over all measured programs of this run."""
     points = [result.imported, result.fused, *result.points]
     off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
     worst = max(off, key=lambda at: off[at])
@@ -170,7 +170,7 @@ def prediction(result: Result) -> dict[str, object]:
 
 
 def installed(name: str) -> str:
-    """The version of a package; a checkout that is not installed has none."""
+    """Return the version of a package; "not installed" for a checkout that is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -181,12 +181,12 @@ def describe_point(point: Point, place: Path) -> dict[str, object]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
                              "removed": removed and removed.described(),
-                             "detours": [str(each) for each in point.structure.substitutions.values()]
+             "detours": [str(detour) for detour in point.structure.substitutions.values()]
                              if point.structure else []}
 
 
 def figures(point: Point) -> dict[str, object]:
-    """What was predicted of a program, and what was measured."""
+    """Return the predicted and the measured figures of a program."""
     return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
             "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
             "stored_bytes": point.program.stored_bytes,
@@ -198,7 +198,7 @@ def figures(point: Point) -> dict[str, object]:
 
 
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
-    """The report of a run, from its figures (see `as_json`), and where it is saved."""
+    """Return the report of a run as text, from its figures (see `as_json`) and the place where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
     header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
     wide = len(str(len(front) - 1))
@@ -229,37 +229,38 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
 
 
 def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
-    """The bound of each kernel of the imported program and of these: how near one came to it, and how loose it is."""
+    """Return the bounds of each kernel of the imported program and of these points: the largest share of its bound
+    that an error takes, and how loose the bound is."""
     merged: dict[str, KernelVerified] = {}
     for point in points:
         exact = point.checks.get("exact") or {}
-        for found in (exact.get("steps"), point.checks.get("import"), point.checks.get("steps")):
-            for kernel, each in (found or {}).get("kernels", {}).items():
-                known = merged.get(kernel, each)
-                merged[kernel] = KernelVerified(nearest=max(known["nearest"], each["nearest"]),
-                                                allowed=max(known["allowed"], each["allowed"]))
+        for steps in (exact.get("steps"), point.checks.get("import"), point.checks.get("steps")):
+            for kernel, shares in (steps or {}).get("kernels", {}).items():
+                known = merged.get(kernel, shares)
+                merged[kernel] = KernelVerified(nearest=max(known["nearest"], shares["nearest"]),
+                                                allowed=max(known["allowed"], shares["allowed"]))
     return merged
 
 
 def tell_loosest(found: dict[str, KernelVerified]) -> str:
-    """The loosest bound that steps are held to, as the end of a line."""
+    """Describe the loosest bound of a step, as the end of a line."""
     if not found: return ""
     kernel = max(found, key=lambda each: found[each]["allowed"])
     return f"; each step within its bound, at most {found[kernel]['allowed']:.1g} of what it gives ({kernel})"
 
 
 def tell_routing(found: dict[str, Any] | None) -> str:
-    """Where rows are routed, how many of them the program sends elsewhere than the model, as a line."""
+    """Describe, if rows are routed, how many of them the program sends elsewhere than the model, as a line."""
     if not found: return ""
     share = found["rows"] / max(1, found["of"])
-    along = found.get("along")                              # which 0.20.0 does not have
+    along = found.get("along")                              # absent in 0.20.0
     return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model "
             "alone would send them, and count" + ("" if along is None else
             f"; along the\n          routes that the program took it is off by {percent(along)}"))
 
 
 def phases(found: dict[str, Any]) -> str:
-    """The seconds of each phase, and of all, in lines of a screen."""
+    """Return the seconds of each phase, and of all, in lines that fit a screen."""
     parts = [f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()]
     lines = [""]
     for part in [*parts, f"in all {found['wall_s']:.1f} s"]:
@@ -273,29 +274,29 @@ def format_point(name: str, point: dict[str, Any]) -> list[str]:
 
 
 def list_saved(found: Mapping[str, Any]) -> list[list[str]]:
-    """A row for each law, or laws that fire alike, that something is saved by."""
+    """Return a row for each law, or group of laws that fire alike, with savings above 0."""
     return [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
             if entry["seconds"] > 0]
 
 
 def proof(gap: float) -> str:
-    """What the search proved of its optimum, and over which programs."""
+    """Describe the bound that the search proved on its optimum, and over which programs."""
     return ("proved: no program equal to the model that these laws reach is predicted to be "
             + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"))
 
 
 def tell_bounds(found: dict[str, Any]) -> str:
-    """What no program within the budgets is faster than, and how far predicted seconds are to be trusted."""
+    """Describe the lower bound of seconds within the budgets, and the errors of predicted seconds."""
     least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
     if least["seconds"] is None:
-        said = "none was proved for these budgets: the chosen program is the fastest of those measured"
+        line = "none was proved for these budgets: the chosen program is the fastest of those measured"
     else:
-        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
+        line = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
                 f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
                 f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
                 (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
                  "as its errors add to more, and cancel"))
-    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are "
+    return (f"bound     {line}\nprices    predicted seconds of the {off['programs']} programs measured here are "
             f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})"
             + describe_misled(found["misled"]))
 
@@ -304,23 +305,23 @@ def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD 
 
 
 def tell_goals(goals: list[dict[str, object]]) -> str:
-    """How the chosen program keeps the goals, where there are others than the error."""
+    """Describe the values of the goals for the chosen program, if there are goals beside the error."""
     return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
                                       for goal in goals) if len(goals) > 1 else ""
 
 
 def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
-    """A row for each means, and their sum."""
+    """Return a row for each means, and a row for their sum."""
     return [*([name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
                "below noise" * step["below_noise"]] for step in found["steps"]),
             ["in all", "", "", ms(found["saved_s"]), ""]]
 
 
 def gains(found: dict[str, Any]) -> str:
-    """What each means saved, as a table."""
+    """Return the savings of each means, as a table."""
     return table(list_gains(found), ["", "ms measured", "quartiles", "ms saved", ""])
 
 
 def name_step(step: dict[str, str]) -> str:
-    """A means, and the program that has it."""
+    """Return the name of a means, and of the program that has it."""
     return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

@@ -1,4 +1,4 @@
-"""From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
+"""From chosen nodes to a program: steps with kernels of the runtime, constants evaluated in float64 and rounded
 once."""
 from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ from rewrites.lowering.calls import list_kernels, multiplied, table_number
 from rewrites.lowering.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
 from rewrites.search.fit import Fitter
 
-ConstantKey = tuple[int, Hashable]                                  # of a constant: its part, and what it is there
-ANYWHERE = -1                                               # in place of a part: an array is kept by its content
-AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
+ConstantKey = tuple[int, Hashable]                                  # a constant: its part, and its key there
+ANYWHERE = -1                                               # in place of a part: the constant is keyed by its content
+AS_ROWS = 0                                                 # number of heads of a view as plain rows
 
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
-    """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
+    """Return a weight or a row that has no numbers yet: a single zero, broadcast."""
     form, options = FORMATS[method.format], dict[str, Any](method.parameters)
     if len(shape) == 2: return form.promised(shape[0], shape[1], **options)
     if len(shape) == 3 and method != EXACT[0]: return Stacked.promised(form, *shape, **options)
@@ -37,7 +37,7 @@ def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
 
 
 def store_blocks(form: Any, parts: Sequence[np.ndarray]) -> Constant:
-    """Blocks of a file (outputs, groups), or those of each head, in the format that holds such."""
+    """Return blocks of a file (outputs, groups), or those of each head, in the format that holds such."""
     blocks = np.concatenate(parts, -2)
     if blocks.ndim == 2: return form.of_blocks(blocks)      # type: ignore[no-any-return]
     first = form.of_blocks(blocks[0])
@@ -45,11 +45,11 @@ def store_blocks(form: Any, parts: Sequence[np.ndarray]) -> Constant:
 
 
 def vector(lowering: Lowering, cls: int, width: int) -> Constant:
-    """The numbers of a constant row, or a promise of them."""
+    """Return the numbers of a constant row, or a promise of them."""
     return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
-ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # of a sort of variable: its class as an attribute
+ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # sort of a variable -> its class as an attribute
     "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
     "where": lambda lowering, cls: lowering.template.values[cls].text,
     "relation": lambda lowering, cls: str(lowering.template.values[cls]),
@@ -59,14 +59,14 @@ ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # of a sort 
 
 
 class Spread(NamedTuple):
-    """A constant row over so many columns."""
+    """A constant row over `width` columns."""
 
     constant: int
     width: int
 
 
 class ReadWeight(NamedTuple):
-    """A weight where a part reads it: the constant, the part, what is stored, the class of what it multiplies."""
+    """A weight where a part reads it: the constant, the part, the stored form, the class of its input."""
 
     constant: str
     part: int
@@ -76,7 +76,7 @@ class ReadWeight(NamedTuple):
 
 @dataclass
 class Buffer:
-    """A buffer of the program: its name as rows, and as so many heads; each view is made when first asked for."""
+    """A buffer of the program: its name as rows, and as `heads` heads; each view is emitted on first use."""
 
     names: dict[int, str]
     heads: int
@@ -84,8 +84,8 @@ class Buffer:
 
 @dataclass
 class Emitter:
-    """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
-    that many programs store alike, as long as one of them does where it holds them weakly."""
+    """Collects steps and constants, part by part. `decide` picks the method of a use in a part. `fitted` caches weights
+    that many programs store alike; if it is weak, as long as one of them lives."""
 
     fitted: MutableMapping[ConstantKey, Constant] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
@@ -93,22 +93,22 @@ class Emitter:
     constants: dict[str, Constant] = field(default_factory=dict)
     named: dict[int, str] = field(default_factory=dict)     # constants by identity: a thousand layers have thousands
     sources: list[ReadWeight] = field(default_factory=list)
-    origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)   # of constants: parts, what they are there
+    origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)   # constant -> part, key there
     readings: list[tuple[KernelCall, int]] = field(default_factory=list)
-    parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
+    parts: dict[str, int] = field(default_factory=dict)     # output of a step -> its part
     values: dict[int, Buffer] = field(default_factory=dict)
     made: dict[ConstantKey, Constant] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
 
     @property
     def shared(self) -> dict[ConstantKey, Constant]:
-        """The constants among those kept that programs of any structure share."""
+        """The cached constants that programs of any structure share."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
     def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Node]]],
             decide: Callable[[int, Use, Method], Method]) -> None:
-        """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
-        making a program takes."""
+        """Build the weights that parts read and the cache lacks, several at a time, the largest first. This takes
+        nearly all the time of building a program."""
         calls, sizes = dict[ConstantKey, Callable[[], Constant]](), dict[ConstantKey, int]()
         for number, lowering, nodes in parts:
             for use, method in [(node.cls, node.label) for node in nodes
@@ -121,7 +121,7 @@ class Emitter:
 
     def emit(self, lowering: Lowering, nodes: Iterable[Node], number: int, given: dict[int, Buffer],
              decide: Callable[[int, Use, Method], Method]) -> None:
-        """The steps of one part, from what its border hands in."""
+        """Emit the steps of one part, from the values at its border."""
         self.values, self.part = dict(given), number
         methods = {node.cls: decide(number, node.cls, node.label) for node in nodes
                    if isinstance(node.cls, Use) and isinstance(node.label, Method)}
@@ -130,7 +130,8 @@ class Emitter:
                 self._call(lowering, node.cls, node.label, methods)
 
     def _call(self, lowering: Lowering, cls: int, call: KernelCall, methods: dict[Use, Method]) -> None:
-        """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
+        """Emit the steps of a call: each kernel gets its own variables, and the operand that it lacks is the result of
+        the kernel before."""
         heads, before = int(lowering.matcher.heads[cls]), ""
         for declared in list_kernels(call):
             operands, attributes = self._arguments(lowering, cls, call, declared, methods)
@@ -144,7 +145,7 @@ class Emitter:
 
     def _arguments(self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, float | str]]:
-        """The operands of a kernel, by the names of buffers and constants, and its attributes."""
+        """Return the operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, operands = dict(call.bound), dict[str, str]()
         attributes, turned = given(lowering, call, declared), list[str]()
         for name, cls in call.bound:
@@ -170,16 +171,16 @@ class Emitter:
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
     def _masks(self, lowering: Lowering, cls: str) -> dict[str, str]:
-        """The tables of a pattern, as operands."""
+        """Return the tables of a pattern, as operands."""
         return {f"mask{k}": self._data(data) for k, data in enumerate(lowering.template.values[cls].data)}
 
     def _row(self, lowering: Lowering, cls: int, columns: int) -> str:
-        """A constant row, over so many columns where it is one number."""
+        """Return a constant row, over `columns` columns where it is one number."""
         width = columns if lowering.columns(cls) == 1 else lowering.columns(cls)
         return self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
 
     def _operand(self, wanted: object, cls: int) -> str:
-        """The buffer of a value, as one of this type."""
+        """Return the buffer of a value, as one of this type."""
         if wanted in (Scores, Cache): return next(iter(self.values[cls].names.values()))
         return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
@@ -196,7 +197,7 @@ class Emitter:
         return name
 
     def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[ConstantKey, Callable[[], Constant]]:
-        """What a weight of a part is kept by, and how it is made."""
+        """Return the cache key of a weight of a part, and the function that builds it."""
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
         key = (part, stored) if content is None else (ANYWHERE, content)
@@ -206,15 +207,15 @@ class Emitter:
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: ConstantKey, make: Callable[[], Constant], what: Hashable = None) -> str:
-        if (kept := self.fitted.get(key)) is None:
-            made = self.made.pop(key) if key in self.made else make()
-            # what is promised is one float32, spread
-            plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
-            self.fitted[key] = kept = np.ascontiguousarray(made, np.float32) if plain else made
-        name = self.named.get(id(kept))
+        if (constant := self.fitted.get(key)) is None:
+            built = self.made.pop(key) if key in self.made else make()
+            # a promised array is one float32, broadcast
+            plain = isinstance(built, np.ndarray) and (built.dtype != np.float32 or any(built.strides))
+            self.fitted[key] = constant = np.ascontiguousarray(built, np.float32) if plain else built
+        name = self.named.get(id(constant))
         if name is None:
             name = f"{'w' if isinstance(key[1], Stored | Content) else 'c'}{len(self.constants)}"
-            self.constants[name], self.named[id(kept)] = kept, name
+            self.constants[name], self.named[id(constant)] = constant, name
             self.origins[name] = self.part, key[1] if what is None else what
         return name
 
@@ -222,21 +223,22 @@ class Emitter:
         return f"h{len(self.steps)}"
 
     def output(self, cls: int, state: bool) -> str:
-        """The buffer of a further output: of state as it lies, else as rows."""
+        """Return the buffer of a further output: in its own layout for state, else as rows."""
         return self._operand(Cache, cls) if state else self._rows(cls)
 
     def rows(self, value: Buffer) -> str:
-        """The name of a buffer as rows."""
+        """Return the name of a buffer as rows."""
         return self._view(value, AS_ROWS, "join", {})
 
     def own(self, name: str, entered: Container[str]) -> str:
-        """The name of rows that are no view of a matrix that entered, which is the caller's: of that a copy."""
+        """Return the name of rows that are no view of an input matrix, which belongs to the caller: a view is
+        copied."""
         views = {step.output: step.operands["x"] for step in self.steps if KERNELS[step.kernel].view}
         source = name
         while source in views: source = views[source]
         if source not in entered: return name
-        self.steps.append(Step("pointwise", {"x": name}, {}, made := self._name()))
-        return made
+        self.steps.append(Step("pointwise", {"x": name}, {}, copied := self._name()))
+        return copied
 
     def _rows(self, cls: int) -> str:
         return self.rows(self.values[cls])

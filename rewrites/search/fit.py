@@ -1,4 +1,4 @@
-"""Storing a weight by a method. What many methods of one weight share, the directions of low rank, is found once."""
+"""Storing a weight by a method. Low-rank directions, which many methods of one weight share, are computed once."""
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +18,17 @@ WeightKey = tuple[int, int, str]                            # part, class and la
 
 @dataclass
 class Fitter:
-    """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
-    declared, by name. Fitters of one model may share `directions`, by weight and what it multiplies."""
+    """Stores weights by methods. `seen` are the inputs of each weight, where a method is fitted to them; `own` the
+    approximations that a user declared, by name. Fitters of one model may share `directions`, by weight and its
+    inputs."""
 
     seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
     directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
-        """The weight (in x out, float64) in its representation; storing it as it is only rounds it. Raises InputError
-        for a number that float32 lacks."""
+        """Return the weight (in x out, float64) in its representation; a plain one only rounds it. Raises InputError
+        for a number outside the range of float32."""
         check_stored(numbers)
         options: dict[str, Any] = dict(method.parameters)
         seen = self.seen.get(key)
@@ -43,13 +44,13 @@ class Fitter:
             return form.projection(numbers, self.directions[at], **options)
         metric = (None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL
                   else seen.gram)
-        numbers = storable(numbers)                         # wide ones are let go: formats round these
+        numbers = storable(numbers)                         # frees the float64 ones: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
 
 
 def store_stack(form: type[Format], numbers: np.ndarray, method: Method, seen: Seen | None) -> Stacked | Floats:
-    """The matrices of heads (heads x in x out) by one method: an array where they are stored as they are, row by row,
-    else a stack of the format, each fitted to what it multiplies itself."""
+    """Return the matrices of heads (heads x in x out) by one method: an array for plain dense storage, else a stack of
+    the format, each matrix fitted to its own inputs."""
     if form is Dense: return storable(numbers)
     squares = head_squares(seen, numbers) if method.fit in FITTED else None
     fit = "plain" if squares is None else method.fit
@@ -59,18 +60,18 @@ def store_stack(form: type[Format], numbers: np.ndarray, method: Method, seen: S
 
 
 def head_squares(seen: Seen | None, numbers: np.ndarray) -> RealArray | None:
-    """Squared norms of the inputs of each head (heads, in): all have those of one value, or each has its own. None
-    where nobody has seen them, as they lie within a kernel."""
+    """Return squared norms of the inputs of each head (heads, in): all share those of one value, or each has its own.
+    None where they were not recorded, as they are inside a kernel."""
     if seen is None: return None
-    found, (heads, n, _) = seen.diagonal, numbers.shape
-    if found.size == n: return np.broadcast_to(found, (heads, n))
-    return found.reshape(heads, n) if found.size == heads * n else None
+    squares, (heads, n, _) = seen.diagonal, numbers.shape
+    if squares.size == n: return np.broadcast_to(squares, (heads, n))
+    return squares.reshape(heads, n) if squares.size == heads * n else None
 
 
 def check_stored(numbers: np.ndarray) -> None:
-    """Raises InputError for the first number of a weight that float32 lacks."""
+    """Raise InputError for the first number of a weight that is outside the range of float32."""
     if not (held := np.isfinite(storable(numbers))).all():
-        at = [int(found[0]) for found in np.nonzero(~held)]
+        at = [int(indices[0]) for indices in np.nonzero(~held)]
         size = " × ".join(map(str, numbers.shape))
         raise InputError(f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
                          "out, and is stored in float32, which has numbers to 3.4e38: scale it")

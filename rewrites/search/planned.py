@@ -1,5 +1,5 @@
-"""A model of which only the configuration is there: the cheapest program of its shapes, planned and priced. No weight
-is loaded or allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
+"""The cheapest program of a model that has only a configuration: planned and priced for its shapes. No weight is loaded
+or allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,8 +23,8 @@ from rewrites.search.search import search
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """The cheapest exact program of a configuration for some sentences: `time` predicted seconds, `took` those of the
-    search."""
+    """The cheapest exact program of a configuration for some sentences: `time` is its predicted seconds, `took` the
+    seconds of the search."""
 
     program: Planned
     extents: Extents
@@ -49,7 +49,7 @@ class PlannedModel:
 
 def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
             lengths: Sequence[int] = (128,)) -> PlannedModel:
-    """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
+    """Return the cheapest exact program for sentences of these lengths on a machine, calibrated or from a data sheet
     (`opmatrix.runtime.pricing.datasheet("H100")`). The configuration is a mapping, the path of its JSON, or the name
     of a well-known model (`opmatrix.models.known.names()`). Promised weights are taken to have no special numbers. The
     program is priced, planned and printed; to run or save it raises InputError, as does a configuration that is none.
@@ -59,34 +59,35 @@ def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
     start = time.perf_counter()
     model = shapes(config)
     extents = counted(lengths, patterns(model))
-    found = search(model, EXACT_LAWS, machine, extents)
-    program, _ = found.program({"model": "a configuration"})
+    structure = search(model, EXACT_LAWS, machine, extents)
+    program, _ = structure.program({"model": "a configuration"})
     assert isinstance(program, Planned)
-    return PlannedModel(program, extents, found.time, time.perf_counter() - start)
+    return PlannedModel(program, extents, structure.time, time.perf_counter() - start)
 
 
 def weightless(model: str) -> bool:
-    """Whether a model's name is that of a configuration alone: a file of JSON, or a well-known model where no file or
-    directory is called so."""
+    """True if a model's name is that of a configuration alone: a JSON file, or a well-known model where no file or
+    directory has that name."""
     return model.endswith(".json") or (known.is_known(model) and not exists(model))
 
 
 def shapes(config: Mapping[str, object] | str | Path) -> Operator:
-    """The model of a configuration, its weights promised. Raises InputError for a size that has a name."""
-    found = configured(config)
-    with found.named() if isinstance(found, Config) else nullcontext():
-        check(found)
-        return promised(found)
+    """Return the model of a configuration, its weights promised. Raises InputError for a named size."""
+    settings = configured(config)
+    with settings.named() if isinstance(settings, Config) else nullcontext():
+        check(settings)
+        return promised(settings)
 
 
 def configured(config: Mapping[str, object] | str | Path) -> Settings:
-    """A configuration: itself, that of a well-known model, or what a file says. A file that exists goes before a
-    well-known model of its name. Raises InputError, which names the file, for a setting that its family has not."""
+    """Return a configuration: the mapping itself, that of a well-known model, or the content of a file. An existing
+    file is preferred to a well-known model of its name. Raises InputError, which names the file, for a setting that its
+    family lacks."""
     if isinstance(config, Mapping): return config
     if known.is_known(str(config)) and not exists(config): return known.configuration(str(config))
     read = read_json(config)
     if not isinstance(read, dict):
         raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
-    found = Config(Path(config), read)
-    with found.named(): normalise_config(found)
-    return found
+    settings = Config(Path(config), read)
+    with settings.named(): normalise_config(settings)
+    return settings

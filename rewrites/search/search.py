@@ -44,8 +44,8 @@ TIE = 1e-15                                                 # seconds a byte: of
 
 @dataclass
 class Structure:
-    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes; `cost` is
-    what was minimised, the time where no budgets weigh in, and no program costs less than `bound`."""
+    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes. `cost` is
+    the minimised sum, equal to the time without weights for budgets; every program costs at least `bound`."""
 
     lowerings: list[Lowering]
     extractions: list[Extraction]
@@ -60,11 +60,11 @@ class Structure:
     classes: int = 0
     cut: list[str] = field(default_factory=list)
     fired: frozenset[str] = frozenset()
-    names: tuple[str, ...] = (OUTPUT,)                      # of the outputs, in the model's order
-    last: str = OUTPUT                                      # the one that the last part gives
-    substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)     # that are taken, by number
-    numbers: Sequence[int] = ()                             # of parts and substitutions on the path; all parts
-    infinite: Mapping[str, tuple[float, ...]] = field(default_factory=dict)         # numbers that inputs may hold
+    names: tuple[str, ...] = (OUTPUT,)                      # names of the outputs, in the model's order
+    last: str = OUTPUT                                      # name of the output of the last part
+    substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)     # the chosen ones, by number
+    numbers: Sequence[int] = ()                             # parts and substitutions on the path; default all parts
+    infinite: Mapping[str, tuple[float, ...]] = field(default_factory=dict)         # infinities that inputs may hold
 
     def __post_init__(self) -> None:
         self.numbers = self.numbers or range(len(self.path))
@@ -78,7 +78,7 @@ class Structure:
         return self.lowerings[self.numbers.index(number)]
 
     def before(self, number: int) -> str:
-        """The border state before a part."""
+        """Return the border state before a part."""
         return self.path[self.numbers.index(number)][0]
 
     @property
@@ -87,62 +87,61 @@ class Structure:
 
     @property
     def proved(self) -> float | None:
-        """The gap, if any was proved."""
+        """The gap, if any was proved; else None."""
         return self.gap if isfinite(self.gap) else None
 
     @cached_property
     def memory(self) -> float:
-        """Bytes of everything that is stored: weights, and tables of positions, once, however many parts read them."""
-        found: dict[Hashable, float] = {}
+        """Bytes of all stored constants: weights, and tables of positions, each once for all parts that read it."""
+        stored: dict[Hashable, float] = {}
         for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
             for node in extraction.nodes:
-                if node.memory: found[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
-        return sum(found.values())
+                if node.memory: stored[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
+        return sum(stored.values())
 
     @cached_property
     def contents(self) -> list[dict[Use, Content | None]]:
-        """What each use of each part reads."""
-        return [contents(*each) for each in zip(self.lowerings, self.extractions, strict=True)]
+        """The stored content that each use of each part reads."""
+        return [contents(*pair) for pair in zip(self.lowerings, self.extractions, strict=True)]
 
     def exactly(self, number: int, use: Use, method: Method) -> Method:
-        """A method that stores a weight as it is, in the same layout, instead of one with an error: several uses of one
-        constant stay that."""
+        """Return a method that stores a weight exactly, in the same layout, instead of one with an error: several uses
+        of one constant still share it."""
         if not method.error: return method
         content = self.contents[self.numbers.index(number)][use]
-        every = [each for part in self.contents for each in part.values()]
+        every = [known for part in self.contents for known in part.values()]
         turned = self.lowering(number).held(use, method).layout == TURNED
         shared = content is not None and every.count(content) > 1
         return Method("packed") if turned or shared else self.plainly(number, use, method)
 
     def plainly(self, number: int, use: Use, method: Method) -> Method:
-        """What stores a weight as it is, whatever a program stores it by: panels where it is multiplied by, as in exact
-        programs, rows elsewhere."""
+        """Return the plain method of a use in exact programs: panels for a product, rows for a table."""
         return Method() if self.lowering(number).gathers(use) else Method("packed")
 
     def uses(self) -> Iterator[tuple[int, Lowering, Use, object]]:
-        """Every use of a weight, with the number and the graph of its part, and how it is stored."""
+        """Yield every use of a weight, with the number and the graph of its part, and its method."""
         for number, lowering, extraction in zip(self.numbers, self.lowerings, self.extractions, strict=True):
             for node in extraction.nodes:
                 if isinstance(node.cls, Use): yield number, lowering, node.cls, node.label
 
     @property
     def error(self) -> float:
-        """The squared errors of its methods, added up."""
+        """The sum of the squared errors of its methods."""
         return sum(extraction.error for extraction in self.extractions)
 
     def program(self, meta: Mapping[str, object],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
                 fitted: MutableMapping[ConstantKey, Constant] | None = None,
                 fitter: Fitter | None = None) -> tuple[Program, Emitter]:
-        """The program that runs, its steps in the order that needs the least memory, and where its constants come
-        from."""
+        """Return the program, its steps in the order that needs the least memory, and the emitter, which has the
+        sources of its constants."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Buffer] = {}
-        result = Buffer({}, 1)                              # nothing is handed on yet
+        result = Buffer({}, 1)                              # replaced by the first part's value
         chosen = zip(self.route, self.lowerings, self.extractions, self.parts, strict=True)
-        found: dict[str, str] = {}
+        output_names: dict[str, str] = {}
         ports: dict[str, Port] = {}
-        emitter.fit(zip(self.numbers, self.lowerings, (each.nodes for each in self.extractions), strict=True), decide)
+        emitter.fit(zip(self.numbers, self.lowerings, (one.nodes for one in self.extractions), strict=True), decide)
         for (number, (_, after)), lowering, extraction, part in chosen:
             named = lowering.graph.named
             handed = {named[part.border]: result} if part.border is not None else {}
@@ -150,13 +149,13 @@ class Structure:
             ports |= {port.name: port for port in part.template.entered.values()}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[after]]]
-            found |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
-        return self.made(emitter, found | {self.last: emitter.rows(result)}, ports, meta), emitter
+            output_names |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
+        return self.made(emitter, output_names | {self.last: emitter.rows(result)}, ports, meta), emitter
 
     def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port],
              meta: Mapping[str, object]) -> Program:
-        """The program of steps that give these values. An output with the name of an input is the input's next value:
-        state. Inputs that no step reads are none."""
+        """Return the program of the emitted steps with these outputs. An output with the name of an input is the
+        input's next value: state. Inputs that no step reads are left out."""
         outputs = {name: found[name] for name in self.names if name not in ports}
         if not outputs: raise InputError("a model of state alone: name an output, too")
         outputs = {name: emitter.own(value, ports) for name, value in outputs.items()}
@@ -173,10 +172,10 @@ class Structure:
 @dataclass
 class SearchSpace:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
-    extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it
-    share. `found`: the model's parts, where they are at hand; `like`: the space of a model of the same structure and
-    other sizes, whose graphs are shared; `elsewhere`: that of this model, with these laws and parts, on another
-    machine, whose graphs and terms are."""
+    extents, or for several with their shares, on one machine or each on its own (mixed.py). All searches of the model
+    share it. `found`: the model's parts, if already known. `like`: the space of a model of the same structure and other
+    sizes, whose graphs are shared. `elsewhere`: the space of this model, with these laws and parts, on another machine,
+    whose graphs and terms are shared."""
 
     model: Model
     laws: Sequence[Law]
@@ -202,78 +201,81 @@ class SearchSpace:
 
     @cached_property
     def tied(self) -> dict[Data, int]:
-        """The leaves that stand in several places, with how many."""
+        """The leaves that the model has in several places, with the number of places."""
         return places(self.found)
 
     def behind(self, number: int) -> Mapping[str, Part]:
-        """A part, or a substitution, by the state of the border before it."""
-        own = number - len(self.found)
-        return self.found[number] if own < 0 else {FULL: self.spell(self.substitutions[own].part)}
+        """Return a part, or a substitution, by the state of the border before it."""
+        index = number - len(self.found)
+        return self.found[number] if index < 0 else {FULL: self.spell(self.substitutions[index].part)}
 
     def spell(self, part: Part) -> Part:
-        """A part whose template calls numbers as the laws call them."""
+        """Return a part whose template names numbers as the laws do."""
         template = spell_values(part.template, self.laws)
         return part if template is part.template else replace(part, template=template)
 
     def span(self, number: int) -> tuple[int, int]:
-        """The first and the last part that it stands for."""
-        own = number - len(self.found)
-        return (number, number) if own < 0 else (self.substitutions[own].first, self.substitutions[own].last)
+        """Return the first and the last part that it covers."""
+        index = number - len(self.found)
+        return (number, number) if index < 0 else (self.substitutions[index].first, self.substitutions[index].last)
 
     def ways(self) -> Iterator[tuple[int, str, str]]:
-        """Every part with its pairs of border states, then every substitution."""
+        """Yield every part with its pairs of border states, then every substitution."""
         yield from states(self.found)
-        yield from ((len(self.found) + own, FULL, FULL) for own in range(len(self.substitutions)))
+        yield from ((len(self.found) + index, FULL, FULL) for index in range(len(self.substitutions)))
 
     def shared(self, number: int) -> tuple[Data, ...]:
-        """The leaves of a part that stand in several places, in order."""
+        """Return the leaves of a part that the model has in several places, in order."""
         if not self.tied: return ()
         every = {leaf(data): None for part in self.behind(number).values() for data in part.template.weights}
         return tuple(data for data in every if data in self.tied)
 
     def lowering(self, number: int, before: str) -> Lowering:
-        """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
+        """Return the lowered graph of a part behind a border state; parts of equal structure and sizes share their
+        kernels."""
         if (number, before) not in self.lowerings:
             part = self.behind(number)[before]
-            same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
+            same, near = (part.template.text, part_sizes := sizes(part)), (part.template.text, ranked(part_sizes))
             twin = self.elsewhere.lowerings.get((number, before)) if self.elsewhere else None
             graph = self.explorer.graph(part)
             if twin is not None and twin.graph is not graph: twin = None
-            made = Lowering(graph, part.template, self.prices, self.fusion,
+            lowered = Lowering(graph, part.template, self.prices, self.fusion,
                             self.first.get(same), twin or self.first.get(near), frozenset(self.tied))
             for key in (same, near):
-                self.first.setdefault(key, made)
-            self.lowerings[number, before] = made
+                self.first.setdefault(key, lowered)
+            self.lowerings[number, before] = lowered
         return self.lowerings[number, before]
 
     def lacking(self, names: Collection[str]) -> "SearchSpace":
-        """This space without some laws, by the same prices. A graph in which none of them matched is the same."""
+        """Return this space without some laws, at the same prices. A graph in which none of them matched is reused."""
         laws = [law for law in self.laws if law.name not in names]
         phases = {*SCHEDULE, *(law.phase for law in laws)}
         schedule = tuple(phase for phase in self.explorer.schedule if phase in phases)
-        made = SearchSpace(self.model, laws, self.machine, self.extents, self.fusion, found=self.found)
-        made.explorer, made.prices = Explorer(laws, self.explorer.budget, schedule=schedule), self.prices
+        space = SearchSpace(self.model, laws, self.machine, self.extents, self.fusion, found=self.found)
+        space.explorer, space.prices = Explorer(laws, self.explorer.budget, schedule=schedule), self.prices
         for number, before, _ in states(self.found):
             same = self.lowering(number, before)
             if same.graph.fired.keys().isdisjoint(names):
-                made.lowerings[number, before] = same
-                made.explorer.graphs[same.template.text] = same.graph
-        return made
+                space.lowerings[number, before] = same
+                space.explorer.graphs[same.template.text] = same.graph
+        return space
 
     def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
-        """The programs of a part from one border state to another. What a substitution is given has its error."""
+        """Return the programs of a part from one border state to another. The error of a substitution belongs to its
+        input."""
         part, lowering = self.behind(number)[before], self.lowering(number, before)
         named = lowering.graph.named
         roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
-        found = lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []),
+        problem = lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []),
                                                                   *part.template.entered)], methods)
-        if number < len(self.found): return found
-        border, *nodes = found.nodes
-        return found._replace(nodes=[border._replace(error=self.substitutions[number - len(self.found)].error), *nodes])
+        if number < len(self.found): return problem
+        border, *nodes = problem.nodes
+        return problem._replace(
+            nodes=[border._replace(error=self.substitutions[number - len(self.found)].error), *nodes])
 
     def structure(self, route: Sequence[tuple[int, tuple[str, str]]], chosen: list[Extraction], bound: float,
                   greedy: float, seconds: dict[str, float], cost: float | None = None) -> Structure:
-        """One program for every part, or substitution, along a path of border states."""
+        """Return one program for every part, or substitution, along a path of border states."""
         start = self.prices.start
         graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
         cost, bound = total if cost is None else start + cost, start + bound
@@ -288,10 +290,10 @@ class SearchSpace:
                          infinite_inputs(outputs(self.model).values()))
 
     def limits(self) -> list[str]:
-        """A line for each limit that graphs met, and for each where more terms are equal than were read."""
+        """Return a line for each limit that graphs met, and for each where more terms are equal than were read."""
         lowerings = self.lowerings.values()
-        graphs = [*self.explorer.graphs.values(), *(each.graph for each in lowerings)]
-        lines = [*(cut for graph in graphs for cut in graph.cut), *(each.limit for each in lowerings)]
+        graphs = [*self.explorer.graphs.values(), *(lowering.graph for lowering in lowerings)]
+        lines = [*(cut for graph in graphs for cut in graph.cut), *(lowering.limit for lowering in lowerings)]
         return [line for line in dict.fromkeys(lines) if line]
 
 
@@ -299,16 +301,16 @@ def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[Time
            fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
-    """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may
-    be stored in: by default every one that holds it exactly. With `along`, the cheapest that hands on these border
-    states."""
+    """Return the cheapest program of a model for a batch of these extents. `methods` are the representations that a
+    weight may be stored in: by default every one that holds it exactly. With `along`, the cheapest program through
+    these border states."""
     return cheapest(SearchSpace(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
 
 
 def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: float = 10.0,
              along: Sequence[tuple[str, str]] | None = None) -> Structure:
-    """The fastest program of a space where nothing is approximated: equal parts are solved once. No law of the user's
-    own makes it dearer (incumbents.py)."""
+    """Return the fastest exact program of a space: equal parts are solved once. Laws of the user's own never make it
+    slower (incumbents.py)."""
     methods = Representable() if methods is None else methods
     solved: dict[Hashable, Extraction | None] = {}
     return Incumbents(space, lambda each: solve_space(each, methods, time_limit, along, solved)).settle()
@@ -316,24 +318,24 @@ def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: flo
 
 def solve_space(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
                 solved: dict[Hashable, Extraction | None]) -> Structure:
-    """The fastest program over the lowerings of a space. `solved` is what was found before."""
+    """Return the fastest program over the lowerings of a space. `solved` are earlier extractions."""
     problems = {} if not space.tied else {
         at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
         and (along is None or along[at[0]] == at[1:])}
     counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
-    found = solve_chain(space, methods, time_limit, along, Shares(counted), solved, problems)
-    while space.tied:                                       # what other parts store is there for nothing
-        other = solve_chain(space, methods, time_limit, along, OtherUses(found.contents), solved, problems)
-        if other.time + TIE * other.memory >= found.time + TIE * found.memory: break
-        found = replace(other, bound=found.bound, greedy=found.greedy)
-    return found
+    structure = solve_chain(space, methods, time_limit, along, Shares(counted), solved, problems)
+    while space.tied:                                       # constants of other parts cost no bytes
+        other = solve_chain(space, methods, time_limit, along, OtherUses(structure.contents), solved, problems)
+        if other.time + TIE * other.memory >= structure.time + TIE * structure.memory: break
+        structure = replace(other, bound=structure.bound, greedy=structure.greedy)
+    return structure
 
 
 def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
                 rent: Rent, solved: dict[Hashable, Extraction | None],
                 problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
-    """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was
-    found before, `problems` are those of parts that share."""
+    """Return the cheapest chain of parts where each pays the share of its shared constants that `rent` sets. `solved`
+    are earlier extractions, `problems` are those of parts that share."""
     best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
     taken = 0.0
     for number, before, after in states(space.found):
@@ -358,19 +360,20 @@ def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: 
 
 
 def input_buffer(port: Port) -> Buffer:
-    """An input as a buffer."""
+    """Return an input as a buffer."""
     return Buffer({AS_ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
 
 
 def sizes(part: Part) -> tuple[Hashable, ...]:
-    """What a price depends on beside the signature."""
+    """Return the inputs of a price beside the signature: the sizes of a part's values."""
     return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
                  else value
                  for value in part.template.values.values())
 
 
 def ranked(sizes: Hashable, seen: dict[Hashable, int] | None = None) -> Hashable:
-    """Sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
+    """Return sizes, each replaced by the rank of its first appearance, so equal results have the same equalities; 1
+    stays apart."""
     seen = {1: -1} if seen is None else seen
     if isinstance(sizes, tuple):
         return tuple(ranked(size, seen) for size in sizes)
@@ -378,7 +381,7 @@ def ranked(sizes: Hashable, seen: dict[Hashable, int] | None = None) -> Hashable
 
 
 def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction | None:
-    """The cheapest program of a part between two states; None where no program leads from one to the other."""
+    """Return the cheapest program of a part between two states; None where no program leads from one to the other."""
     try:
         return extract(problem, weights=(1, TIE, 0), families=lowering.leaves, time_limit=time_limit)
     except Infeasible:
@@ -387,8 +390,8 @@ def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction
 
 def shortest(stages: Sequence[Mapping[tuple[str, str], float]],
              spans: Sequence[tuple[int, int]] = ()) -> list[tuple[int, tuple[str, str]]]:
-    """The cheapest chain through all parts, from and to the full state: numbers of stages, each with its states before
-    and after. `stages` are costs by these; `spans` say which parts each stands for, its own by default."""
+    """Return the cheapest chain through all parts, from and to the full state: numbers of stages, each with its states
+    before and after. `stages` are costs by these states; `spans` are the parts that each covers, by default its own."""
     spans = spans or [(number, number) for number in range(len(stages))]
     parts = 1 + max(last for _, last in spans)
     reached: list[dict[str, tuple[float, list[tuple[int, tuple[str, str]]]]]] = [{} for _ in range(parts + 1)]
@@ -406,5 +409,5 @@ def shortest(stages: Sequence[Mapping[tuple[str, str], float]],
 
 
 def lowest(stages: Sequence[Mapping[tuple[str, str], float]], spans: Sequence[tuple[int, int]] = ()) -> float:
-    """The cost of the cheapest chain through all parts."""
+    """Return the cost of the cheapest chain through all parts."""
     return sum(stages[number][pair] for number, pair in shortest(stages, spans))

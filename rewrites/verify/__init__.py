@@ -1,4 +1,5 @@
-"""Verification: of laws, of the graphs that they make, of programs (levels 1, 2, 3). What fails raises."""
+"""Verification of laws (level 1), of the graphs that laws make (level 2) and of programs (level 3). A failure raises
+VerificationError."""
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded
 from rewrites.verify.lengths import verify_lengths

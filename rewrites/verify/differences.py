@@ -1,4 +1,4 @@
-"""How far one output is from another, and how that varies from sentence to sentence."""
+"""The distance of one output from another, and its variation from sentence to sentence."""
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
@@ -8,44 +8,46 @@ from numpy.typing import ArrayLike
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
 
-DRAWS = 1000                                                # of sentences, to say how an error varies
-BLOCK = 2 ** 22                                             # numbers that are compared at a time, in float64
+DRAWS = 1000                                                # resamples of sentences, to estimate the variation
+BLOCK = 2 ** 22                                             # numbers compared at a time, in float64
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Relative change of a whole output: the Frobenius norm of the difference over that of the output."""
+    """Return the relative change of a whole output: the Frobenius norm of the difference over that of the output."""
     return Change.of(found, wanted).relative
 
 
 def ratio(off: ArrayLike, size: ArrayLike) -> np.ndarray:
-    """`off` over `size`, from 0 on: nothing is off by nothing, beside zeros too; anything else beside zeros by inf."""
+    """Return `off` over `size` in float64, both from 0 on: 0 where `off` is 0, even if `size` is 0; inf where only
+    `size` is 0."""
     over, under = np.asarray(off, np.float64), np.asarray(size, np.float64)
-    found: np.ndarray = np.divide(over, under, out=np.where(over == 0, 0.0, np.inf), where=under > 0)
-    return found
+    quotient: np.ndarray = np.divide(over, under, out=np.where(over == 0, 0.0, np.inf), where=under > 0)
+    return quotient
 
 
 class Change(NamedTuple):
-    """How far one output is from another: squared Frobenius norms of the difference and of the output wanted, (S,)
-    each, of every sentence by itself."""
+    """The distance of one output from another: the squared Frobenius norms of the difference and of the wanted output
+    for each sentence, (S,) each."""
     off: np.ndarray
     size: np.ndarray
 
     @classmethod
     def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray | None = None) -> Self:
-        """The change of rows in any number type; `starts` are the offsets of sentences, without which all rows are one.
-        Some rows at a time are widened: the rows of a language model are as wide as its vocabulary."""
+        """Return the change of rows in any number type. `starts` are the offsets of sentences; without them all rows
+        are one sentence. Rows are widened to float64 some at a time: the rows of a language model are as wide as its
+        vocabulary."""
         some = max(1, BLOCK // max(1, wanted[0].size))
         rows = np.empty((2, len(wanted)))
         for at in range(0, len(wanted), some):
             part = slice(at, at + some)
             whole = np.asarray(wanted[part], np.float64).reshape(len(wanted[part]), -1)
-            for kept, each in zip(rows, settled(found[part].reshape(whole.shape), whole), strict=True):
-                kept[part] = np.einsum("ij,ij->i", each, each)
+            for sums, numbers in zip(rows, settled(found[part].reshape(whole.shape), whole), strict=True):
+                sums[part] = np.einsum("ij,ij->i", numbers, numbers)
         return cls(*np.add.reduceat(rows, [0] if starts is None else starts[:-1], axis=1))
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
-        """The change of the sentences of several outputs together."""
+        """Return the change of the sentences of several outputs together."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
@@ -55,8 +57,8 @@ class Change(NamedTuple):
 
     @property
     def each(self) -> np.ndarray:
-        """The relative change of every sentence by itself, (S,); of one that is less than the rounding of the others,
-        beside that."""
+        """The relative change of every sentence, (S,). A sentence whose norm is less than the rounding of the others
+        is measured against that rounding."""
         alone: np.ndarray = np.sqrt(ratio(self.off, np.maximum(self.size, UNIT ** 2 * self.size.mean())))
         return alone
 
@@ -64,8 +66,9 @@ class Change(NamedTuple):
     def surely(self) -> float: return self.surely_of(len(self.off))
 
     def surely_of(self, sentences: int) -> float:
-        """Bound that the change of so many sentences drawn again from these exceeds one time in a thousand
-        (bootstrap: Efron 1979). Where sentences of zeros alone are drawn, one of mean size stands for them."""
+        """Return the bound that the change of `sentences` sentences, drawn again from these, exceeds one time in a
+        thousand (bootstrap: Efron 1979). If all drawn sentences are zero, their size is taken as the mean size of a
+        sentence."""
         again = np.random.default_rng(0).integers(0, len(self.off), (DRAWS, sentences))
         size = np.maximum(self.size[again].sum(1), self.size.mean())
         return float(np.quantile(np.sqrt(ratio(self.off[again].sum(1), size)), 0.999))
@@ -74,6 +77,7 @@ class Change(NamedTuple):
     def likely(self) -> float: return self.likely_of(len(self.off))
 
     def likely_of(self, sentences: int) -> float:
-        """Bound that so many other sentences together exceed one time in a thousand. The bootstrap says how such
-        an error varies; two samples vary alike, so their difference varies by √2 as much."""
+        """Return the bound that the change of `sentences` other sentences exceeds one time in a thousand. The
+        bootstrap estimates how such an error varies; two samples vary alike, so their difference varies by √2 as much.
+        """
         return self.relative + 2 ** 0.5 * max(0.0, self.surely_of(sentences) - self.relative)

@@ -1,4 +1,4 @@
-"""What is raised where a law, a graph or a program is not what it should be."""
+"""The error that is raised where a law, a graph or a program is wrong."""
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,15 @@ if TYPE_CHECKING:
 
 
 def name(program: "Program") -> str:
-    """What a program is called where it is wrong."""
+    """Return the name of a program in error messages: its model and the first 8 digits of its hash."""
     return f"program {program.meta.get('model', '')} {program.hash[:8]}"
 
 
 class VerificationError(Exception):
-    """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found.
-    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found;
-    `laws` are those that may be at fault, `said` is the message without the lines."""
+    """A failure of verification at `level` 1 (a law), 2 (a member of a class) or 3 (a program). `where` names the
+    failing thing, `values` holds the measured numbers. `reproducer` is Python code that fails by an assert as long as
+    the fault exists; empty if no such code was found. `laws` are the laws that may be at fault, `said` is the message
+    without the code."""
 
     def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (),
                  **values: object) -> None:

@@ -1,4 +1,4 @@
-"""Verification whose result is needed later, done in a forked process while this one goes on."""
+"""Verification whose result is needed later, done in a forked process while this process goes on."""
 import json
 import os
 import select
@@ -13,20 +13,19 @@ from formats.host.threads import available
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 
-LIMIT = 300.0                                               # seconds that an answer is waited for: a process that hangs
-                                                            # holds up nothing
-POOLED = "egglog", "scipy.optimize"                         # whose threads a forked process has not, and would wait for
-READ_BYTES = 1 << 16                                        # read at a time
-FAILURE = "level", "where", "what", "reproducer", "laws"    # what an error of verification was made of, beside its
-                                                            # numbers
+LIMIT = 300.0                                               # longest wait for an answer, s: a process that hangs
+                                                            # does not block the run
+POOLED = "egglog", "scipy.optimize"                         # packages with threads, which a forked process lacks
+READ_BYTES = 1 << 16                                        # bytes read at a time
+FAILURE = "level", "where", "what", "reproducer", "laws"    # arguments of a VerificationError beside its numbers
 
 
 class ForkedTask:
-    """`work(announce)`, done beside what its block does, where a process can be forked, nothing is loaded whose threads
-    it would lack, and a processor is free for it. `answer()` waits for its result, which JSON must hold, raises the
-    VerificationError that it raised, and has said by then what it announced. Where the process could not be made, or
-    ended without an answer, the work is done here, or what is given instead. At the end of the block nothing is left of
-    it."""
+    """The call `work(announce)`, run in a forked process beside the block of this context manager. It forks only if
+    the system can, no loaded package has threads that the child would lack, and a processor is free. `answer()` waits
+    for the result, which must fit in JSON; it announces the lines that the work announced, and raises the
+    VerificationError that the work raised. If the process could not be started, or ended without an answer, `answer()`
+    runs the work here, or `instead` if that is passed. The process is gone at the end of the block."""
 
     def __init__(self, work: Callable[[Announce], object], announce: Announce) -> None:
         self.work, self.announce = work, announce
@@ -49,10 +48,10 @@ class ForkedTask:
         self.pipe = reading
 
     def serve(self, writing: int) -> None:
-        """The forked process: lines of JSON, of which the last is the answer. It prints nothing and ends here, whatever
-        happens."""
+        """Run in the forked process: write lines of JSON, the last of which is the answer. Prints nothing, and ends
+        the process whatever happens."""
         with suppress(BaseException):
-            signal.signal(signal.SIGINT, signal.SIG_DFL)    # whoever interrupts the run interrupts this too
+            signal.signal(signal.SIGINT, signal.SIG_DFL)    # an interrupt of the run ends this process too
             with os.fdopen(writing, "w") as lines:
                 def tell(kind: str, said: object) -> None: print(json.dumps([kind, said]), file=lines, flush=True)
                 try: tell("answer", self.work(lambda line: tell("announced", line)))
@@ -61,14 +60,14 @@ class ForkedTask:
         os._exit(0)
 
     def answer(self, instead: Callable[[Announce], object] | None = None) -> Any:
-        for kind, said in self.lines() if self.process else ():
-            if kind == "announced": self.announce(said)
-            elif kind == "answer": return said
-            elif kind == "failure": raise VerificationError(*said[0], **said[1])
+        for kind, content in self.lines() if self.process else ():
+            if kind == "announced": self.announce(content)
+            elif kind == "answer": return content
+            elif kind == "failure": raise VerificationError(*content[0], **content[1])
         return (instead or self.work)(self.announce)
 
     def lines(self) -> Iterator[Any]:
-        """What the process says, until it ends or LIMIT is over."""
+        """Yield the messages of the process until it ends or LIMIT is over."""
         end, rest = time.monotonic() + LIMIT, b""
         while (left := end - time.monotonic()) > 0 and select.select([self.pipe], [], [], left)[0]:
             if not (read := os.read(self.pipe, READ_BYTES)): return

@@ -1,5 +1,5 @@
-"""Whether float32 carries a model: numbers so far apart that the smaller ones are lost leave nothing that a program
-could agree with."""
+"""A check that float32 suffices for a model: if its numbers are so far apart that the smaller ones are lost, no
+program can agree with the model."""
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,25 +14,25 @@ from rewrites.lowering.float32_range import check_finite, list_arrays, max_magni
 from rewrites.verify.differences import difference
 from rewrites.verify.routed import Reference
 
-LOST = 0.01                                                 # relative; ordinary models round by a millionth
-LOSES_ONE = 2.0 ** 24                                       # beside such a number float32 loses those below 1
-FAINT = 1e-30                                               # an output below it has no digits left, or none at all
+LOST = 0.01                                                 # relative change; ordinary models round by 1e-6
+LOSES_ONE = 2.0 ** 24                                       # beside such a number float32 loses numbers below 1
+FAINT = 1e-30                                               # an output below this has no significant digits left
 
 
 def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) -> None:
-    """Compare exact programs with the float64 oracle on a batch. Raises InputError where the output is zero, or no
-    number in float64, and where it is none in float32 or changes by more than a hundredth: it names the tensor that
-    holds the largest number. Where the model read in float32 is no worse than that, without a large number, it is no
-    matter of precision, and verification finds the fault."""
-    with np.errstate(all="ignore"):                         # what overflows is what is looked for
-        found = [program.run(batch) for program in programs]
-        if (most := max(abs(each).max() for each in found)) < FAINT:
+    """Compare exact programs with the float64 oracle on a batch. Raises InputError if the output is zero, or NaN or
+    infinite in float64. Raises it too if the float32 output is NaN or infinite or changes by more than a hundredth;
+    the error names the tensor that holds the largest number. If no number is large and the model read in float32 by
+    the oracle is within that bound, precision is not the cause, and verification finds the fault."""
+    with np.errstate(all="ignore"):                         # overflows are measured here, not warned about
+        outputs = [program.run(batch) for program in programs]
+        if (most := max(abs(output).max() for output in outputs)) < FAINT:
             raise InputError(f"the model's output on ordinary text is at most {most:.3g}, so no error can be measured "
                              "beside it: take weights that are trained")
         size, name = max(((max_magnitude(data), data.label if data.name is None else data.name)
                           for data in list_arrays(model)), default=(0.0, ""))
-        if size < LOSES_ONE and all(np.isfinite(each).all() for each in found): return
-        meant = Reference(partial(dense, model, batch))     # slow, and seldom asked
+        if size < LOSES_ONE and all(np.isfinite(output).all() for output in outputs): return
+        meant = Reference(partial(dense, model, batch))     # slow, and seldom needed
         check_finite("the model's output", meant.own[0])
         runs = ([partial(dense, model, batch, dtype=np.float32)] if size < LOSES_ONE else
                 [partial(program.run, batch) for program in programs])

@@ -1,5 +1,6 @@
-"""Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
-import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
+"""Level 3: programs. An exact program equals the float64 oracle where no number is rounded, and in float32 rounds
+hardly more than the imported program; each of its steps stays within its bound. An approximate program keeps its
+stated error."""
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,22 +36,23 @@ from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
-EQUAL = 1e-10                                               # relative, between two float64 readings of one model
-ROUNDING = 4.0                                              # how many times as much as the import a program may round
-TOLD_WORK = 4e9                                             # multiplications of a step on telling operands, at most
+EQUAL = 1e-10                                               # relative difference of two float64 readings of one model
+ROUNDING = 4.0                                              # most rounding of a program over that of the import
+TOLD_WORK = 4e9                                             # most multiplications of a step on telling operands
 TOLD_SEED = 0
 Outputs = Sequence[NDArray[np.floating]]
 
 
 class KernelVerified(TypedDict):
-    """Largest share of its bound that a kernel's error takes, and of its output that the bound is, both in the
-    Frobenius norm."""
+    """The largest share of its bound that a kernel's error takes (`nearest`), and the bound relative to the kernel's
+    output (`allowed`), both in the Frobenius norm."""
     nearest: float
     allowed: float
 
 
 class StepsVerified(TypedDict):
-    """Number of steps, the one that comes nearest to its bound on any operands, and how near; and each kernel."""
+    """The number of steps, the step that comes nearest to its bound on any operands, the share of the bound it takes,
+    and the result for each kernel."""
     count: int
     nearest: float
     step: str
@@ -59,8 +61,8 @@ class StepsVerified(TypedDict):
 
 @dataclass(frozen=True)
 class Errors:
-    """How far outputs are from those wanted: of all rows together the Frobenius norm of the difference over that of the
-    output, the largest such ratio of a single row, and how many rows there were."""
+    """The distance of outputs from the wanted ones: the Frobenius norm of the difference over that of the output for
+    all rows together, the largest such ratio of a single row, and the number of rows."""
 
     relative: float
     worst_row: float
@@ -68,10 +70,10 @@ class Errors:
 
     @classmethod
     def of(cls, found: Outputs, wanted: Outputs, least: NDArray[np.float64] | float = 0.0) -> "Errors":
-        """The errors of outputs of the same batches; infinite where one alone is no number. Rows are taken to be no
-        smaller than `least`; what is as wanted is off by nothing, zeros too."""
+        """Return the errors of outputs of the same batches; infinite if any difference is NaN or infinite. The norm of
+        a row is taken as `least` if it is smaller. A row equal to the wanted one has error 0, even if it is zero."""
         have, want = np.concatenate(list(found)).astype(np.float64), np.concatenate(list(wanted))
-        off, size = (np.linalg.norm(each, axis=1) for each in settled(have, want))
+        off, size = (np.linalg.norm(values, axis=1) for values in settled(have, want))
         size = np.maximum(size, least)
         if not np.isfinite(off).all():
             return cls(np.inf, np.inf, len(off))
@@ -79,14 +81,14 @@ class Errors:
 
 
 def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[np.floating]]:
-    """What the model gives in float64, without any kernel."""
+    """Return the outputs of the model in float64, without any kernel."""
     return [dense(model, batch) for batch in batches]
 
 
 @dataclass(frozen=True, eq=False)
 class Unrounded(Mapping[str, NDArray[np.floating]]):
-    """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them
-    would be twice the model."""
+    """The constants of a program in float64, each evaluated from the model's weights when it is read: all of them
+    together would take twice the model's memory."""
 
     structure: Structure
     emitter: Emitter
@@ -103,13 +105,13 @@ class Unrounded(Mapping[str, NDArray[np.floating]]):
 
 
 def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
-    """The constants of a program before they were rounded: by name, weights as matrices."""
+    """Return the constants of a program before they were rounded: by name, weights as matrices."""
     return Unrounded(structure, emitter)
 
 
 def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashable:
-    """What a program is where no number is rounded: programs that are equal so, whatever their weights are stored by,
-    give the same."""
+    """Return a key of the program without rounding: programs with equal keys give the same output, however their
+    weights are stored."""
     stand = {name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
              for name, (part, what) in emitter.origins.items()}
     return structure.route, tuple(
@@ -120,23 +122,24 @@ def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashabl
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
                  constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None,
                  told: set[Hashable] | None = None) -> dict[str, object]:
-    """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
-    imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
-    which says what differs; returns what was found."""
+    """Verify an exact program against the model on batches: in float64 with `constants` unrounded, in float32 beside
+    the imported program, and step by step. `wanted` is the oracle's output if it is at hand. Returns the measured
+    errors. Raises VerificationError, which names the difference."""
     wanted = oracle(model, batches) if wanted is None else wanted
     exact = verify_structure(program, batches, constants, wanted, model)
-    own, others = (run_beside(each, model, batches, wanted, exact=True) for each in (program, imported))
-    mine, theirs = (Errors.of(each.found, each.wanted) for each in (own, others))
+    ours, others = (run_beside(candidate, model, batches, wanted, exact=True) for candidate in (program, imported))
+    mine, theirs = (Errors.of(side.found, side.wanted) for side in (ours, others))
     if not mine.relative <= allowed_rounding(mine.relative, theirs.relative, model, batches):
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
     return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
-            "steps": verify_steps(program, batches, told), **describe_routing(own.flips, mine.relative)}
+            "steps": verify_steps(program, batches, told), **describe_routing(ours.flips, mine.relative)}
 
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
-    """How far an exact program that is off by `mine` may be, relative: ROUNDING times as much as the imported one, or
-    as what rounding each number of the model once does, its result among them: an import may happen to be nearer."""
+    """Return the largest relative error allowed for an exact program with error `mine`. It is ROUNDING times the error
+    of the imported program, or, if that is larger, ROUNDING times the effect of rounding each number of the model, its
+    result included, once: an import may happen to be nearer."""
     if mine <= ROUNDING * imported: return ROUNDING * imported
     sizes = [np.linalg.norm(wanted) for wanted in oracle(model, batches)]
     return ROUNDING * max(imported, float(ratio(np.linalg.norm(moved(model, batches, UNIT)), np.linalg.norm(sizes))))
@@ -144,34 +147,34 @@ def allowed_rounding(mine: float, imported: float, model: Operator, batches: Seq
 
 def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[np.floating]],
                      wanted: Outputs, model: Operator | None = None) -> dict[str, float]:
-    """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or
-    fitted, in float64: they are the model. With the model, a row that is less than the numbers that it is computed from
-    is compared beside these. Raises VerificationError; returns how far they are from it."""
+    """Verify that the steps of any program, exact or not, compute the model in float64 on constants as they were
+    before any was rounded, pruned or fitted. If `model` is passed, a row smaller than the numbers that it is computed
+    from is compared relative to these. Returns the errors. Raises VerificationError."""
     def run(program: Program, batch: Batch) -> NDArray[np.floating]:
         return program.exact(batch, constants, rounded=False)
     if model is None: outputs: Outputs = [run(program, batch) for batch in batches]
     else: outputs, wanted, *_ = run_beside(program, model, batches, wanted, exact=True, run=run, unit=EQUAL)
-    found = Errors.of(outputs, wanted)
-    if not found.worst_row <= EQUAL and model is not None:
-        found = Errors.of(outputs, wanted, row_scales(model, batches, EQUAL))
-    if not found.worst_row <= EQUAL:
-        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
-                                worst_row=found.worst_row, allowed=EQUAL)
-    return asdict(found)
+    errors = Errors.of(outputs, wanted)
+    if not errors.worst_row <= EQUAL and model is not None:
+        errors = Errors.of(outputs, wanted, row_scales(model, batches, EQUAL))
+    if not errors.worst_row <= EQUAL:
+        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=errors.relative,
+                                worst_row=errors.worst_row, allowed=EQUAL)
+    return asdict(errors)
 
 
 def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
                    constants: Mapping[str, NDArray[np.floating]]) -> dict[str, float]:
-    """How far a program read in float64 is from every output of a model, and from every next value of its state, by
-    name. Raises VerificationError, which names it."""
+    """Return the relative error of a program read in float64 for every output of a model, and for every next value of
+    its state, by name. Raises VerificationError, which names the output."""
     worst = dict.fromkeys(outputs, 0.0)
     for batch in batches:
-        found, taken = noted(partial(program.exact_all, batch, constants, rounded=False))
+        arrays, taken = noted(partial(program.exact_all, batch, constants, rounded=False))
         for output, term in outputs.items():
             wanted, routes, flips = Reference(partial(dense, term, batch)).beside(taken)
             explain_flips(name(program), term, batch, routes, flips, EQUAL)
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
-            pair = (each.reshape(len(rows), -1) for each in (found[output], rows))
+            pair = (array.reshape(len(rows), -1) for array in (arrays[output], rows))
             apart, size = map(np.linalg.norm, settled(*pair))
             off = ratio(apart, size)
             if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(row_scales(term, [batch], EQUAL))))
@@ -185,16 +188,16 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
 
 def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
                        wanted: Outputs | None = None) -> dict[str, object]:
-    """An approximate program on held-out batches: the change of its whole output, with the rows that it routes
-    otherwise, is at most the stated one, and every step stays within its bound for the numbers that are stored. Raises
+    """Verify an approximate program on held-out batches: the change of its whole output, rows that it routes otherwise
+    included, is at most `stated`, and every step stays within its bound for the stored numbers. Raises
     VerificationError."""
-    own = run_beside(program, model, batches, wanted, exact=False)
-    found, along = Errors.of(own.found, own.alone), Errors.of(own.found, own.wanted)
-    if not found.relative <= stated:
-        raise VerificationError(3, name(program), "its output changes by more than was stated", relative=found.relative,
-                                worst_row=found.worst_row, rows=found.rows, stated=stated)
-    return {"float32": asdict(found), "stated": stated, "steps": verify_steps(program, batches),
-            **describe_routing(own.flips, along.relative)}
+    ours = run_beside(program, model, batches, wanted, exact=False)
+    errors, along = Errors.of(ours.found, ours.alone), Errors.of(ours.found, ours.wanted)
+    if not errors.relative <= stated:
+        raise VerificationError(3, name(program), "its output changes by more than was stated",
+                                relative=errors.relative, worst_row=errors.worst_row, rows=errors.rows, stated=stated)
+    return {"float32": asdict(errors), "stated": stated, "steps": verify_steps(program, batches),
+            **describe_routing(ours.flips, along.relative)}
 
 
 ProductsSeen = dict[Hashable, KernelVerified]                    # steps with weights, on the rows of a batch
@@ -202,21 +205,21 @@ ProductsSeen = dict[Hashable, KernelVerified]                    # steps with we
 
 def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None,
                  products: ProductsSeen | None = None) -> StepsVerified:
-    """Each kernel against its float64 meaning on the same operands, and on telling ones, within its bound; and the run,
-    which launches the same kernels from a recording, to the bit, at each number of threads: of groups of rows, as some
-    kernels sum in another order for other numbers of rows. Inputs that may be infinite are so in one batch more.
-    Several programs may share what need not be looked at again: `told`, the kinds of steps that met telling operands;
-    `products`, steps with weights that they all hold. Raises VerificationError for the first step that is not within
-    its bound."""
+    """Verify each kernel against its float64 meaning on the same operands, and on telling ones, within its bound.
+    Verify that the run, which launches the same kernels from a recording, has the same bits at each number of threads;
+    it is compared by groups of rows, as some kernels sum in another order for other numbers of rows. Inputs that may
+    be infinite are infinite in one further batch. Several programs may share results: `told`, the kinds of steps that
+    were checked on telling operands; `products`, steps with weights that all of them hold. Raises VerificationError
+    for the first step that is not within its bound."""
     nearest, at, kernels = 0.0, "", dict[str, KernelVerified]()
     told = set() if told is None else told
     told_batches = [*batches, *infinite_batches(program, batches)]
-    for batch in (piece for given in told_batches for piece in given.pieces(GROUP_ROWS)):
-        for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
-            if step.output == program.output: last = found
+    for batch in (piece for told_batch in told_batches for piece in told_batch.pieces(GROUP_ROWS)):
+        for step, (call, arguments, result) in zip(program.steps, program.schedule.walk(batch), strict=True):
+            if step.output == program.output: last = result
             same = None if products is None else weighed(step, program, batch)
             looked = None if products is None or same is None else products.get(same)
-            if looked is None: looked = look_at_step(step.show(program.constants), call, arguments, found, batch, told)
+            if looked is None: looked = look_at_step(step.show(program.constants), call, arguments, result, batch, told)
             if products is not None and same is not None: products[same] = looked
             nearest, at = max((nearest, at), (looked["nearest"], step.output))
             known = kernels.get(step.kernel, looked)
@@ -231,8 +234,9 @@ def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable]
 
 def look_at_step(shown: str, call: Call, arguments: Mapping[str, object], given: NDArray[np.floating], batch: Batch,
                  told: set[Hashable]) -> KernelVerified:
-    """Measure the share of its bound that a step's error takes, and how loose the bound is: on the operands of a run,
-    and, once a kind, on telling ones. Raises VerificationError where it is not within its bound."""
+    """Measure the share of its bound that a step's error takes, and how loose the bound is: on the operands of a run
+    and, once for each kind of step, on telling operands. Raises VerificationError if the error is not within the
+    bound."""
     meant = Meant.of(call, arguments, batch, None)
     share = meant.compared(shown, given, batch.rows)
     if (kind := step_kind(call)) not in told and number_of(call.shape) is np.float32 and not call.kernel.view:
@@ -242,29 +246,29 @@ def look_at_step(shown: str, call: Call, arguments: Mapping[str, object], given:
 
 
 def step_kind(call: Call) -> Hashable:
-    """A step's kernel, attributes and the forms of its operands, whatever their numbers are."""
+    """Return a step's kernel, attributes and the forms of its operands, without their numbers."""
     operands = tuple((name, described(value)) for name, value in vars(call.bound).items())
     return call.kernel.name, operands, tuple(sorted(call.values)), str(call.shape)
 
 
 def described(value: object) -> Hashable:
-    """An operand or an attribute: of a constant its form."""
+    """Return a hashable description of an operand or an attribute; of a constant only its form."""
     if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
     if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
     return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
 
 
 def launched(call: Call, arguments: Mapping[str, object], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The result of a kernel for these arguments; an entry that it does not write is no number."""
+    """Return the result of a kernel for these arguments; entries that it does not write are NaN."""
     out = np.full(shape, np.nan, np.float32)
     call.kernel.function(out, **arguments)
     return out
 
 
 def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tuple[int, ...], batch: Batch) -> float:
-    """A step on the telling operands of its kernel, and on each row of the first of them alone where rows stand for
-    themselves. Returns how much of its bound it takes at most. Raises VerificationError where that is more than all of
-    it."""
+    """Check a step on the telling operands of its kernel and, if the kernel works row by row, on each row of the first
+    of them alone. Returns the largest share of its bound that the error takes. Raises VerificationError if that is
+    more than 1."""
     share, operands = 0.0, call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(TOLD_SEED))
     for at, more in enumerate(operands):
         if call.kernel.by_rows: more = {**thin_rows(call, more)}
@@ -278,15 +282,17 @@ def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tu
 
 
 def thin_rows(call: Call, operands: Mapping[str, object]) -> Mapping[str, object]:
-    """Operands of as many rows, evenly chosen, as are soon multiplied by a step's weight."""
+    """Return operands thinned to evenly chosen rows, so few that a product with the step's weight takes at most
+    TOLD_WORK multiplications."""
     work = math.prod(getattr(getattr(call.bound, "weight", None), "shape", ()))
-    rows = {name: each for name, each in operands.items() if name in call.values and isinstance(each, np.ndarray)}
+    rows = {name: array for name, array in operands.items() if name in call.values and isinstance(array, np.ndarray)}
     every = max(1, math.ceil(work * max(map(len, rows.values()), default=0) / TOLD_WORK))
-    return {**operands, **{name: np.ascontiguousarray(each[::every]) for name, each in rows.items()}}
+    return {**operands, **{name: np.ascontiguousarray(array[::every]) for name, array in rows.items()}}
 
 
 def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant") -> float:
-    """A step of which each row stands for itself on each row alone, of all of which this is meant."""
+    """Check a step that works row by row on each row alone. `meant` is its meaning on all rows. Returns the largest
+    share of its bound that an error takes."""
     def alone(row: int) -> float:
         some = {name: np.asarray(told[name])[row:row + 1] for name in call.values}
         wanted = Meant(meant.numbers[row:row + 1], meant.allowed[row:row + 1], None)
@@ -295,24 +301,25 @@ def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant"
 
 
 def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
-    """A step with weights, whatever rows enter it, for programs that hold the same; None where it has none."""
+    """Return a key of a step with weights, whatever rows enter it, for programs that hold the same weights; None if
+    the step has no weights."""
     constants = {operand: program.constants.get(value) for operand, value in step.operands.items()}
-    if not any(isinstance(each, Format | Stacked) for each in constants.values()): return None
-    held = tuple((operand, None if each is None else id(each)) for operand, each in sorted(constants.items()))
+    if not any(isinstance(value, Format | Stacked) for value in constants.values()): return None
+    held = tuple((operand, None if value is None else id(value)) for operand, value in sorted(constants.items()))
     return step.kernel, held, tuple(sorted(step.attributes.items())), batch.starts.tobytes()
 
 
 def run_groups(program: Program, batch: Batch, workers: int) -> list[Batch]:
-    """The batches that a run on so many workers takes one by one: groups of sentences where all steps are recorded,
-    with their rows of inputs; else the whole, whose rows may see one another."""
+    """Return the batches that a run on `workers` threads takes one by one: groups of sentences, with their rows of
+    inputs, if all steps are recorded; else the whole batch, whose rows may depend on one another."""
     schedule = program.schedule
-    if not all(isinstance(each, Recorded) for each in schedule.segments): return [batch]
+    if not all(isinstance(segment, Recorded) for segment in schedule.segments): return [batch]
     groups = make_groups(batch.starts, workers, reading=schedule.reading)
     return [batch] if len(groups) < 2 else [cut_batch(batch, program, group) for group in groups]
 
 
 def cut_batch(batch: Batch, program: Program, group: Group) -> Batch:
-    """The sentences of a group, with their rows of what enters a program and of the numbers that its fields are."""
+    """Return the sentences of a group, with their rows of the program's inputs."""
     part = batch.sentences(group.first, group.last)
     spaces = {port.name: port.space for port in program.schedule.ports}
     rows = {"T": slice(group.low, group.high), "S": slice(group.first, group.last)}
@@ -322,15 +329,16 @@ def cut_batch(batch: Batch, program: Program, group: Group) -> Batch:
 
 
 def compare_bits(program: Program, batch: Batch, workers: int) -> None:
-    """A whole run on so many threads against its steps on one, group by group where all of them are recorded: some
-    kernels sum in another order for other numbers of rows, none for other threads. Raises VerificationError."""
+    """Compare the bits of a whole run on `workers` threads with its steps on one thread, group by group if all of them
+    are recorded. Some kernels sum in another order for other numbers of rows, but none for other numbers of threads.
+    Raises VerificationError."""
     parts = run_groups(program, batch, workers)
     last = list[NDArray[np.float32]]()
     for part in parts:
         with on_threads(1):
-            for step, (_, _, found) in zip(program.steps, program.schedule.walk(part), strict=True):
-                if step.output == program.output: given = found
-        last.append(given)
+            for step, (_, _, result) in zip(program.steps, program.schedule.walk(part), strict=True):
+                if step.output == program.output: output = result
+        last.append(output)
     with on_threads(workers): whole = program.schedule.run(batch)[0]
     if not np.array_equal(np.concatenate(last), whole, equal_nan=True):
         raise VerificationError(3, name(program), f"its run on {workers} threads has other bits than its steps on one",
@@ -338,7 +346,8 @@ def compare_bits(program: Program, batch: Batch, workers: int) -> None:
 
 
 class Meant(NamedTuple):
-    """What a step's kernel means, in float64, how far it may be from that, and of which rows: of all (None)."""
+    """The result that a step's kernel should have, in float64, the largest error allowed for each entry, and the rows
+    they are for (None: all rows)."""
 
     numbers: NDArray[np.float64]
     allowed: NDArray[np.float64]
@@ -346,8 +355,8 @@ class Meant(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, arguments: Mapping[str, object], batch: Fields, rows: NDArray[np.int64] | None) -> "Meant":
-        """What a call's kernel means, for these rows alone where its result has a row for each token and can be read
-        so."""
+        """Return the meaning of a call; of the chosen rows alone if the result has a row for each token and the kernel
+        can be read for single rows."""
         chosen: tuple[Mapping[str, object], Fields] | None = None
         if rows is not None and call.kernel.restrict and call.by_tokens:
             chosen = call.kernel.restrict(arguments, [*call.values], batch, rows)
@@ -358,34 +367,35 @@ class Meant(NamedTuple):
         return cls(numbers, np.broadcast_to(allowed, numbers.shape), rows if chosen else None)
 
     def compared(self, shown: str, found: NDArray[np.floating], rows: int) -> float:
-        """Share of its bound that the error of a step on so many rows takes; an infinite bound allows any number,
-        and none. Raises VerificationError."""
-        own = found if self.rows is None else found[self.rows]
-        off = abs(settled(own, self.numbers)[0])
+        """Return the largest share of its bound that the error of a step's result takes. Where the bound is infinite,
+        any number and NaN are allowed. `rows` is for the message. Raises VerificationError if an entry is out of its
+        bound."""
+        result = found if self.rows is None else found[self.rows]
+        off = abs(settled(result, self.numbers)[0])
         if not (right := (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)).all():
             worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
                                      off.shape)
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
             raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
                                     allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
-        said = (self.allowed > 0) & np.isfinite(self.allowed)
-        return float((off[said] / self.allowed[said]).max(initial=0.0))
+        bounded = (self.allowed > 0) & np.isfinite(self.allowed)
+        return float((off[bounded] / self.allowed[bounded]).max(initial=0.0))
 
     @property
     def looseness(self) -> float:
-        """The bound over the numbers, both in the Frobenius norm, where both are finite."""
+        """The bound relative to the numbers, both in the Frobenius norm over the entries where both are finite."""
         finite = np.isfinite(self.numbers) & np.isfinite(self.allowed)
         return float(ratio(np.linalg.norm(self.allowed[finite]), np.linalg.norm(self.numbers[finite])))
 
     def repeated(self, rows: int, of: int) -> "Meant":
-        """What a step on so many rows means that repeats the rows of this one, of so many."""
+        """Return the meaning of a step on `rows` rows that repeat the first `of` rows, those of this one."""
         at = np.arange(rows) % of
         if self.rows is None: return Meant(self.numbers[at], self.allowed[at], None)
         here, there = np.nonzero(at[:, None] == self.rows[None])
         return Meant(self.numbers[there], self.allowed[there], here)
 
     def last(self, rows: int, of: int) -> "Meant":
-        """What a step on the last so many rows of this one, of so many, means."""
+        """Return the meaning of a step on the last `rows` rows of this one, which has `of` rows."""
         if self.rows is None: return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
         there = self.rows >= of - rows
         return Meant(self.numbers[there], self.allowed[there], self.rows[there] - (of - rows))

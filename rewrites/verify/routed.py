@@ -1,8 +1,8 @@
-"""Two readings side by side where rows are routed: by `keep_top` a row goes where its scores are largest, and scores
-that differ by a rounding may send it elsewhere, which no error of the rest would explain. So one reading takes what the
-other one took. A row that goes elsewhere than its own scores say must be one whose scores rounding does not tell
-apart; such rows are counted. A user compares programs that are each routed by their own scores, so the stated error is
-of these, with the rows that go elsewhere in it, and the error along the routes of the program stands beside it."""
+"""Two readings side by side where rows are routed. `keep_top` sends a row where its scores are largest, and a rounding
+of scores may send it elsewhere, which no error of the rest would explain. So one reading follows the routes of the
+other. A row that its own scores would route otherwise must have scores that rounding does not tell apart; such rows
+are counted. A user compares programs that are each routed by their own scores, so the stated error is that of these,
+rows that go elsewhere included; the error along the routes of the program is reported beside it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,16 +23,17 @@ from rewrites.verify.differences import Change
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along
 
-SCORES = 32 * UNIT                                          # what float32 may move a score by, of what it is made from
-RARER, NEAR = 16.0, 0.25                                    # times, at most, that scores are moved by; of a margin
-SCORED = 512                                                # rows that scores move as on
-SEEDING = 8                                                 # tokens of a batch that its draws follow from
+SCORES = 32 * UNIT                                          # relative change of a score that float32 may cause
+RARER, NEAR = 16.0, 0.25                                    # largest factor on moves of scores; share of a margin
+SCORED = 512                                                # rows on which the moves of scores are measured
+SEEDING = 8                                                 # tokens of a batch that seed its draws
 SHOWN_FLIPS = 20                                                 # rows that are listed
 Floating = NDArray[np.floating]
 
 
 class Flip(NamedTuple):
-    """A row that goes elsewhere: at which router, by how much its scores say otherwise, and what rounding explains."""
+    """A row that goes elsewhere: its router, the gap by which its scores prefer another route, and the gap that
+    rounding explains (`allowed`)."""
     row: int
     router: int
     gap: float
@@ -41,7 +42,8 @@ class Flip(NamedTuple):
 
 @dataclass(frozen=True)
 class Flips:
-    """The rows that one reading routes otherwise than the other, of so many that routers were given."""
+    """The number of rows that one reading routes otherwise than the other (`rows`), the number of rows that routers
+    received (`of`), and some of these rows."""
     rows: int = 0
     of: int = 0
     listed: tuple[Flip, ...] = ()
@@ -50,24 +52,25 @@ class Flips:
         return Flips(self.rows + other.rows, self.of + other.of, (*self.listed, *other.listed)[:SHOWN_FLIPS])
 
     def described(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return it as JSON."""
         return {"rows": self.rows, "of": self.of, "listed": [flip._asdict() for flip in self.listed]}
 
 
 def describe_routing(flips: Flips, along: float) -> dict[str, object]:
-    """The entry of a certificate where rows are routed: the rows that go elsewhere, and the error `along` the routes
-    that the program took."""
+    """Return the entry of a certificate for routing: the rows that go elsewhere, and the error `along` the routes that
+    the program took; empty if no rows are routed."""
     return {"routing": {**flips.described(), "along": along}} if flips.of else {}
 
 
 def is_routed(terms: Iterable[Operator]) -> bool:
-    """Whether some row goes where its scores are largest."""
+    """True if a term has a router (`keep_top`)."""
     return any(node.kind is KINDS["keep_top"] for term in terms for node in term.walk())
 
 
 def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Taken]:
-    """What another reading took, by the number of each of one's own: routers may stand in another order there. Each is
-    that which takes most alike, and of equal ones the next in order."""
+    """Return the routes that another reading took, by the number of this reading's own router: routers may come in
+    another order there. Each router is paired with the one whose choices are most alike, and among equal ones with the
+    next in order."""
     if not own or not others: return {}
     from scipy.optimize import linear_sum_assignment
 
@@ -80,67 +83,67 @@ def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Take
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What programs are compared with: what it gives by itself, and what it gives where rows go as they went in
-    another reading."""
+    """A reading that programs are compared with: its own result, and its result along the routes of another reading."""
     give: Callable[[], Any]
-    known: tuple[Any, list[Route]] | None = None            # what it gives by itself, where that is at hand
+    known: tuple[Any, list[Route]] | None = None            # its own result and routes, if at hand
 
     @cached_property
     def own(self) -> tuple[Any, list[Route]]: return self.known or noted(self.give)
 
     def beside(self, others: Sequence[Route]) -> tuple[Any, list[Route], Flips]:
-        """What it gives where rows go as they did there, with its own scores, and how many would not have."""
-        found, own = self.own
-        given = pair_routes(own, others)
-        if all(np.array_equal(own[at].taken, taken) for at, taken in given.items()):
-            return found, own, Flips(of=sum(route.by.shape[1] for route in own))
-        found, own = noted(self.give, given)
-        return found, own, Flips(sum(int((route.gaps() > 0).sum()) for route in own),
-                                 sum(route.by.shape[1] for route in own))
+        """Return the result along the routes of another reading, its own routes, and the number of rows that its own
+        scores would have routed otherwise."""
+        result, routes = self.own
+        paired = pair_routes(routes, others)
+        if all(np.array_equal(routes[at].taken, taken) for at, taken in paired.items()):
+            return result, routes, Flips(of=sum(route.by.shape[1] for route in routes))
+        result, routes = noted(self.give, paired)
+        return result, routes, Flips(sum(int((route.gaps() > 0).sum()) for route in routes),
+                                     sum(route.by.shape[1] for route in routes))
 
     def along(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
-        """The rows of another reading, and the reference's where rows go as they went there: what its rounding is
-        judged by."""
-        found, taken = noted(give)
-        return found, self.beside(taken)[0]
+        """Return the rows of another reading, and the reference's rows along its routes; the rounding of the other
+        reading is judged by these."""
+        rows, taken = noted(give)
+        return rows, self.beside(taken)[0]
 
     def free(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
-        """The rows of another reading, and the reference's, each routed by its own scores, as a user compares them:
-        what a program is stated to be off by."""
+        """Return the rows of another reading, and the reference's, each routed by its own scores, as a user compares
+        them. The stated error of a program is that of these rows."""
         return give(), self.own[0]
 
 
 def score_scales(term: Operator, batch: Batch, routes: Sequence[Route]) -> list[NDArray[np.float64]]:
-    """By router and row, the size of the numbers that scores are computed from, as far as they count: what small
-    changes of them move the scores by, over that."""
+    """Return, by router and row, the size of the numbers that scores are computed from, as far as they affect the
+    scores: the movement of the scores by small relative changes of those numbers, divided by the change."""
     rng, moved = np.random.default_rng(0), [np.zeros(route.by.shape[1]) for route in routes]
     for _ in range(NUDGES):
         with np.errstate(all="ignore"):
-            _, found = nudge_along(term, batch, routes, UNIT, rng)
-            for most, route, near in zip(moved, routes, found, strict=True):
+            _, nudged = nudge_along(term, batch, routes, UNIT, rng)
+            for most, route, near in zip(moved, routes, nudged, strict=True):
                 np.maximum(most, np.nan_to_num(abs(near.by - route.by)).max((0, 2)), out=most)
-    return [each / UNIT for each in moved]
+    return [scores / UNIT for scores in moved]
 
 
 def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Route], flips: Flips,
                   unit: float = SCORES) -> Flips:
-    """The rows that go elsewhere, each with its gap. Raises VerificationError for one whose scores are further apart
-    than changes of `unit` in what they are computed from explain, on both sides."""
+    """Return the rows that go elsewhere, each with its gap. Raises VerificationError for a row whose scores are
+    further apart than changes of `unit`, on both sides, in the numbers that they are computed from can explain."""
     if not flips.rows: return flips
-    found = []
+    listed = []
     for router, (route, scale) in enumerate(zip(routes, score_scales(term, batch, routes), strict=True)):
         gaps, allowed = route.gaps(), 2 * unit * scale
         if (wrong := ~(gaps <= allowed)).any():
             row = int(np.argmax(np.where(wrong, gaps, -1.0)))
             raise VerificationError(3, where, "a row goes elsewhere than its scores say", row=row, router=router,
                                     gap=float(gaps[row]), allowed=float(allowed[row]), rows=int(wrong.sum()))
-        found += [Flip(int(row), router, float(gaps[row]), float(allowed[row])) for row in np.flatnonzero(gaps)]
-    return replace(flips, listed=tuple(found[:SHOWN_FLIPS]))
+        listed += [Flip(int(row), router, float(gaps[row]), float(allowed[row])) for row in np.flatnonzero(gaps)]
+    return replace(flips, listed=tuple(listed[:SHOWN_FLIPS]))
 
 
 class Beside(NamedTuple):
-    """The rows of a program on some batches; the model's where rows go as they went there (`wanted`), and routed by
-    the model's own scores (`alone`); and the rows that these send elsewhere."""
+    """The rows of a program on some batches; the model's rows along the program's routes (`wanted`), and routed by the
+    model's own scores (`alone`); and the rows that these send elsewhere."""
     found: list[Floating]
     wanted: list[Floating]
     alone: list[Floating]
@@ -149,9 +152,9 @@ class Beside(NamedTuple):
 
 def run_beside(program: Program, model: Operator, batches: Sequence[Batch], known: Sequence[Floating] | None = None, *,
                exact: bool, run: Callable[[Program, Batch], Floating] = Program.run, unit: float = SCORES) -> Beside:
-    """A program's rows and the model's in float64, routed alike and each by itself; `known` are the model's where they
-    are at hand. Of an exact program rows go elsewhere only where rounding explains it; what an approximate one changes,
-    it may send elsewhere. Raises VerificationError."""
+    """Run a program and the model in float64, routed alike and each by itself. `known` are the model's rows if they
+    are at hand. In an exact program rows may go elsewhere only if rounding explains it; in an approximate one its
+    changes may route rows otherwise. Raises VerificationError."""
     if not is_routed([model]):
         wanted = [dense(model, batch) for batch in batches] if known is None else [*known]
         return Beside([run(program, batch) for batch in batches], wanted, wanted, Flips())
@@ -171,16 +174,16 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
 # ---- the rows that other texts would send elsewhere
 
 class ScoreMove(NamedTuple):
-    """Movement of a router's scores by a program: the deviation of normal numbers as large on average, and by how
-    many times as much they may move and rows that go elsewhere still be near a tie."""
+    """The movement of a router's scores by a program: the deviation of normal numbers of the same mean size, and the
+    largest factor on the movement that still keeps the rows that go elsewhere near a tie."""
     size: float
     times: float
 
 
 class Moved(Routes):
-    """The routes of a run on texts like those seen: of one row in so many `times` the scores are moved by so many times
-    as much as a program moves scores, so rows go elsewhere as often as under the program, and other rows each time:
-    scores are as dense about a tie as so near to it."""
+    """The routes of a run on texts like those seen, with moved scores. The scores of one row in `times` are moved by
+    `times` as much as the program moves them, so rows go elsewhere as often as under the program, and other rows each
+    time: this close to a tie scores are as dense as at it."""
 
     def __init__(self, moves: Sequence[ScoreMove], rng: np.random.Generator) -> None:
         super().__init__()
@@ -190,7 +193,7 @@ class Moved(Routes):
     def steers(self) -> bool: return True
 
     def take(self, by: NDArray[Any], k: int) -> Taken:
-        """The largest of moved scores."""
+        """Choose the largest of the moved scores."""
         size, times = self.moves[self.next] if self.next < len(self.moves) else ScoreMove(0.0, 1.0)
         drawn = np.asarray(self.rng.random(by.shape[-2]) < 1 / times, np.float64)
         noise = self.rng.standard_normal(by.shape) * (times * size * drawn)[:, None]
@@ -198,27 +201,28 @@ class Moved(Routes):
 
 
 def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batch) -> list[ScoreMove]:
-    """By router, how far a program moves scores, on average, from those of its structure with `constants` as they were
-    before anything was rounded, left out or fitted; along the program's routes, on the first sentences of a batch."""
+    """Return, by router, how far a program moves scores on average from those of its structure with `constants`, as
+    they were before anything was rounded, pruned or fitted. Measured along the program's routes, on the first
+    sentences of a batch."""
     batch = next(batch.pieces(SCORED))
     _, routes = noted(partial(program.run, batch))
-    given = {at: route.taken for at, route in enumerate(routes)}
-    _, exact = noted(partial(program.exact, batch, constants, rounded=False), given)
+    taken = {at: route.taken for at, route in enumerate(routes)}
+    _, exact = noted(partial(program.exact, batch, constants, rounded=False), taken)
     moves = [(mean_move(route.by - other.by), middle_margin(other)) for route, other in zip(routes, exact, strict=True)]
     return [ScoreMove(size, float(np.clip(NEAR * margin / size, 1.0, RARER)) if size else 1.0)
             for size, margin in moves]
 
 
 def middle_margin(route: Route) -> float:
-    """Distance of the least score that is taken from the highest that is left, in the middle row."""
+    """Return the distance from the least chosen score to the highest score not chosen, in the median row."""
     least = np.where(route.taken, route.by, np.inf).min(-1)
     margins = least - np.where(route.taken, -np.inf, route.by).max(-1)
     return float(np.nan_to_num(np.median(abs(margins)), nan=0.0, posinf=0.0))
 
 
 def mean_move(moves: NDArray[Any]) -> float:
-    """The deviation of normal numbers whose size is that of moves on average; what moves all scores of a row alike
-    routes no row otherwise."""
+    """Return the deviation of normal numbers whose mean size is that of the moves. A move that all scores of a row
+    share does not count, as it routes no row otherwise."""
     finite = np.nan_to_num(np.asarray(moves, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     return float(abs(finite - finite.mean(-1, keepdims=True)).mean() * (np.pi / 2) ** 0.5)
 

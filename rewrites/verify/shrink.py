@@ -21,15 +21,16 @@ from rewrites.laws.flat import flat
 from rewrites.laws.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements
 
-MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried, and how long it may take
-LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
-SPEAKS = (*(f"opmatrix.algebra.{each}" for each in ("operators", "monoids", "nodes", "term")),
+MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried; time limit in seconds
+LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # lengths of sentences, fewest rows first
+SPEAKS = (*(f"opmatrix.algebra.{module}" for module in ("operators", "monoids", "nodes", "term")),
           "opmatrix.algebra.positions.patterns", "opmatrix", "rewrites.laws.kinds", "rewrites.laws.law")
 
 
 def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS,
                seed: int = 0) -> list[Disagreement]:
-    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths."""
+    """Return the disagreements in the graph that the laws make of an operator, at a random input of sentences of these
+    lengths."""
     border = entrance(term)
     template = Template.of({"term": flat(term, border)}, [border])
     template = spell_values(template, laws)
@@ -38,7 +39,7 @@ def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROW
 
 
 def entrance(term: Operator) -> Operator:
-    """The opaque input of an operator."""
+    """Return the opaque input of an operator."""
     width = term.into.cols if isinstance(term.into.cols, int) else 1
     return symbol("border", Shape(1, T, width), Shape(1, T, width))
 
@@ -58,29 +59,29 @@ class Failure:
 
 
 def same_fault(found: Disagreement, first: Disagreement) -> bool:
-    """Whether this may be the fault that was seen first: of the same laws, of a fact or a kernel, and of numbers if
-    that was."""
+    """True if `found` may be the fault that was seen first: made by the same laws, of the same kernel or fact, and a
+    difference of numbers if the first was one."""
     same = bool({*found.laws} & {*first.laws}) if first.laws else not found.laws
     return same and found.kernel == first.kernel and (found.difference < np.inf or first.difference == np.inf)
 
 
 class Shrinker:
-    """Tries smaller cases as long as they disagree and patience lasts."""
+    """A search for smaller cases, as long as they disagree, graphs may be tried and time is left."""
 
     def __init__(self, case: Failure, seed: int, first: Disagreement, until: float = inf) -> None:
         self.best, self.seed, self.left, self.first, self.until = case, seed, MAX_GRAPHS, first, until
 
     def tries(self, **changed: Any) -> bool:
-        """Whether a changed case disagrees too; then it is the best so far."""
+        """Try a changed case. True if it disagrees too; it is then the best so far."""
         if self.left <= 0 or monotonic() > self.until:
             return False
         self.left -= 1
         case = replace(self.best, **changed)
         try:
-            found = check_term(case.term, case.laws, case.lengths, self.seed)
+            wrong = check_term(case.term, case.laws, case.lengths, self.seed)
         except (TypeError, ValueError, KeyError):
             return False
-        if not (same := [each for each in found if same_fault(each, self.first)]):
+        if not (same := [disagreement for disagreement in wrong if same_fault(disagreement, self.first)]):
             return False
         self.best = replace(case, found=same[0])
         return True
@@ -96,22 +97,23 @@ class Shrinker:
         return self.best
 
     def laws(self) -> None:
-        """Keeps the laws that are named, else all but what can be left out, half of them at a time."""
+        """Keep the laws that the disagreement names, if that is enough; else drop laws that are not needed, half of
+        them at a time."""
         named = tuple(law for law in self.best.laws if self.best.found and law.name in self.best.found.laws)
         if self.tries(laws=named): pass
         step = len(self.best.laws)
         while step := step // 2:
             for lo in range(len(self.best.laws) - step, -1, -step):
-                kept = self.best.laws[:lo] + self.best.laws[lo + step:]
-                if len(kept) < len(self.best.laws): self.tries(laws=kept)
+                left = self.best.laws[:lo] + self.best.laws[lo + step:]
+                if len(left) < len(self.best.laws): self.tries(laws=left)
 
     def terms(self) -> bool:
-        """A part for the whole, a part of a part for the part, or the input itself for a part."""
+        """Try a part for the whole, a part of a part for the part, or the input itself for a part."""
         return any(self.tries(term=smaller) for smaller in sorted(set(list_smaller(self.best.term)), key=count_nodes)
                    if count_nodes(smaller) < count_nodes(self.best.term))
 
     def sizes(self) -> bool:
-        """One size made smaller everywhere, or all that a number divides."""
+        """Try one size made smaller everywhere, or all sizes that a number divides made smaller by it."""
         template = Template.of({"term": self.best.term})
         have = sorted({s for v in template.values.values() for s in sizes_of(v)} | {
             v for v in template.values.values() if type(v) is int})
@@ -122,7 +124,7 @@ class Shrinker:
                    and Failure(term, ()).weight() < Failure(self.best.term, ()).weight())
 
     def numbers(self) -> None:
-        """Whole numbers, if they will do."""
+        """Try whole numbers, then numbers of two decimals."""
         template, rng = Template.of({"term": self.best.term}), np.random.default_rng(self.seed)
         for most in (2, 3, 9):
             values = {name: Data(rng.integers(1, most + 1, v.shape) * rng.choice([-1.0, 1.0], v.shape))
@@ -137,12 +139,12 @@ def count_nodes(term: Operator) -> int:
 
 
 def last(template: Template, values: dict[str, object]) -> Operator:
-    """The root of a template of one, over other numbers."""
+    """Return the last root of a template, over other numbers."""
     return [*template.instance(values).values()][-1]
 
 
 def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator) -> Operator | None:
-    """The term at other sizes; none where it does not fit."""
+    """Return the term at other sizes; None if it does not fit."""
     every = {s: s for v in template.values.values() for s in (*sizes_of(v), *([v] if type(v) is int else []))}
     try:
         return last(template, {name: shrunken(value, every | sizes, lambda shape: rng.normal(size=shape))
@@ -152,7 +154,7 @@ def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator)
 
 
 def list_smaller(term: Operator) -> Iterator[Operator]:
-    """Smaller operators: its parts; itself with a part of it replaced by a part of that, by the input or by a
+    """Yield smaller operators: its parts; itself with a part replaced by a part of that part, by the input or by a
     weight."""
     nodes = [node for node in term.walk() if node.children]
     for node in reversed(nodes):
@@ -163,16 +165,16 @@ def list_smaller(term: Operator) -> Iterator[Operator]:
                 if isinstance(node.out.cols, int) and other.kind.name == "weight":
                     into = term.into.cols
                     other = weight(Data(np.linspace(-1, 1, int(into) * node.out.cols).reshape(int(into), -1)))
-                made = substitute(term, {node: other})
+                smaller = substitute(term, {node: other})
             except (TypeError, ValueError):
                 continue
-            yield made
+            yield smaller
 
 
 # ---- as text
 
 def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, seed: int) -> str:
-    """Lines of Python that fail by an assert as long as the disagreement is there; nothing where no single operator of
+    """Return lines of Python that fail by an assert as long as the disagreement exists; empty if no single operator of
     the template shows it in time."""
     until = monotonic() + SHRINK_SECONDS
     case = start(template, tuple(laws), found, seed, until)
@@ -181,23 +183,23 @@ def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, see
 
 def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int,
           until: float = inf) -> Failure | None:
-    """The first imported operator, small ones first, that disagrees by the laws named (none, where a fact
-    alone is wrong), else by all."""
+    """Return the first imported operator, small ones first, that disagrees by the named laws (by no law, where a fact
+    alone is wrong), else by all laws; None if there is none in time."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
-    for own in named, laws:
+    for tried in named, laws:
         for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
             if monotonic() > until: return None
             try:
-                if again := [each for each in check_term(term, own, ROWS, seed) if same_fault(each, found)]:
-                    return Failure(term, own, found=again[0])
+                if again := [wrong for wrong in check_term(term, tried, ROWS, seed) if same_fault(wrong, found)]:
+                    return Failure(term, tried, found=again[0])
             except (TypeError, ValueError, KeyError):
                 continue
     return None
 
 
 def as_operator(term: Operator) -> Operator:
-    """The operator whose value at the border this is, over arrays without names."""
+    """Return the operator whose value at the border is this term, over arrays without names."""
     by = {node: I if node.args[0] == "border" else node for node in term.walk() if node.kind.name == "symbol"}
     arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk()
               if node.kind.name in ("weight", "const")}
@@ -205,8 +207,8 @@ def as_operator(term: Operator) -> Operator:
 
 
 def format_case(case: Failure, seed: int) -> str:
-    """The case as Python."""
-    found, arrays = case.found, []
+    """Return the case as Python code."""
+    disagreement, arrays = case.found, []
     for leaf, name in labels(case.term).items():
         if isinstance(leaf, Data):
             kind = "const" if len(leaf.shape) == 1 else "weight"
@@ -216,15 +218,15 @@ def format_case(case: Failure, seed: int) -> str:
     lines = [*imports(" ".join([*arrays, body])),
              *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
              "from rewrites.verify import check_term", "", *arrays, f"term = {body}",
-             *(f"# {line}" for line in str(found).splitlines()),
+             *(f"# {line}" for line in str(disagreement).splitlines()),
              f"assert not (found := check_term(term, [{names}], {case.lengths}, {seed})), str(found[0])"]
     return "\n".join(lines)
 
 
 def imports(body: str) -> Iterator[str]:
-    """Where the words of a term come from."""
+    """Yield import lines for the names that the text of a term uses."""
     words = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*(?!\w)(?!\s*=[^=])", body))
     for module in SPEAKS:
-        if own := sorted(word for word in words if hasattr(import_module(module), word)):
-            yield f"from {module} import {', '.join(own)}"
-            words -= {*own}
+        if spoken := sorted(word for word in words if hasattr(import_module(module), word)):
+            yield f"from {module} import {', '.join(spoken)}"
+            words -= {*spoken}

@@ -1,6 +1,6 @@
-"""Laws and approximations of a user's own, functions or files of them, tried before they take part. A file is run, as
-any module that is imported is; nothing in it takes part before it was tried. A wrong law is refused with an example; a
-true one that the graph cannot use is left out, with a line that says why."""
+"""Laws and approximations of a user, functions or files of functions, which are tried before they are used. A file is
+run, as any imported module is; its declarations are used only after they passed. A wrong law is refused with an
+example; a true law that the graph cannot use is left out, with a line that states the reason."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,13 +24,13 @@ from rewrites.search.approximation import Approximation
 from rewrites.verify.graphs import check_seeded
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
-TRIED = (12, 8)                                             # shape of the weight that an approximation is tried on
+TRIED = (12, 8)                                             # shape of the weight on which an approximation is tried
 
 
 @dataclass(frozen=True)
 class UserDeclarations:
-    """The declarations of a file: true laws, those that cannot be used among them, for each of which `left_out` has a
-    line."""
+    """The declarations of a file: its true laws, those included that the graph cannot use; `left_out` has a line for
+    each of the latter."""
 
     laws: tuple[Law, ...] = ()
     approximations: tuple[Approximation, ...] = ()
@@ -38,34 +38,35 @@ class UserDeclarations:
 
 
 def load_laws(file: str | Path) -> UserDeclarations:
-    """The laws and approximations that a file declares, each one tried. Raises InputError, which names the file, the
-    line and the law."""
+    """Return the laws and approximations that a file declares, after each one was tried. Raises InputError, which
+    names the file, the line and the law."""
     file = Path(file)
     module = run_file(file)
-    own = [found for found in vars(module).values()
-           if isinstance(found, Law | Approximation) and found.body.__code__.co_filename == str(file.absolute())]
-    once = sorted({id(each): each for each in own}.values(), key=lambda each: each.body.__code__.co_firstlineno)
-    laws = tuple(each for each in once if isinstance(each, Law))
-    approximations = tuple(each for each in once if isinstance(each, Approximation))
-    if not own and next(list_things(module), None) is None:
+    declarations = [value for value in vars(module).values()
+           if isinstance(value, Law | Approximation) and value.body.__code__.co_filename == str(file.absolute())]
+    once = sorted({id(value): value for value in declarations}.values(),
+                  key=lambda each: each.body.__code__.co_firstlineno)
+    laws = tuple(declaration for declaration in once if isinstance(declaration, Law))
+    approximations = tuple(declaration for declaration in once if isinstance(declaration, Approximation))
+    if not declarations and next(list_things(module), None) is None:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
                          "docs/add_a_law.md)")
     distinct((*laws, *approximations))
     _, left_out = admit_laws(laws)
-    for each in approximations:
-        try_approximation(each)
+    for approximation in approximations:
+        try_approximation(approximation)
     return UserDeclarations(laws, approximations, left_out)
 
 
 def admit_laws(laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
-    """The laws that a graph can use, and a line for each true one that it cannot. Those that come with opmatrix are not
-    tried. Raises InputError, which says where it stands, for a wrong law and for two of one name."""
+    """Return the laws that a graph can use, and a line for each true law that it cannot. Laws that come with opmatrix
+    are not tried. Raises InputError, which names the place of the law, for a wrong law and for two laws of one name."""
     names = [law.name for law in laws]
     usable, lines = list[Law](), list[str]()
     for law in laws:
         if law not in EXACT_LAWS:
             if names.count(law.name) > 1: raise InputError(f"{locate(law)}: another has that name: give it another")
-            if reason := try_law(law, tuple(each for each in laws if each not in EXACT_LAWS)):
+            if reason := try_law(law, tuple(other for other in laws if other not in EXACT_LAWS)):
                 lines.append(f"{locate(law)}: it is left out: {reason}")
                 continue
         usable.append(law)
@@ -73,27 +74,27 @@ def admit_laws(laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
 
 
 def locate(each: Law | Approximation) -> str:
-    """The place of a declaration, and its name."""
+    """Return the place of a declaration, and its name."""
     code = getattr(each.body, "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
     return f"{place}{'law' if isinstance(each, Law) else 'approximation'} {each.name}"
 
 
 def distinct(declared: Sequence[Law | Approximation]) -> None:
-    """No name is taken."""
+    """Raise InputError if a declaration has the name of another one, of a law of opmatrix or of a format."""
     ours: list[Law | Implementation] = [*EXACT_LAWS, *implementations()]
-    taken = {str(name): "opmatrix has one" for name in (*(each.name for each in ours), *FORMATS)}
-    for each in declared:
-        if each.name in taken:
-            raise InputError(f"{locate(each)}: {taken[each.name]} of that name: give it another")
-        taken[each.name] = "the file has another one"
+    taken = {str(name): "opmatrix has one" for name in (*(law.name for law in ours), *FORMATS)}
+    for declaration in declared:
+        if declaration.name in taken:
+            raise InputError(f"{locate(declaration)}: {taken[declaration.name]} of that name: give it another")
+        taken[declaration.name] = "the file has another one"
 
 
 @cache
 def try_law(law: Law, laws: tuple[Law, ...]) -> str:
-    """The reason why a true law cannot be used beside these others of a user; empty where it can. Raises InputError for
-    one that is wrong: it is written over symbols, holds on random numbers, alone and in a graph, and its conditions are
-    needed."""
+    """Return the reason why a true law cannot be used beside the user's other laws; empty if it can. Raises InputError
+    for a wrong law. A right one is written over symbols, holds on random numbers, alone and in a graph, and needs its
+    conditions."""
     where = locate(law)
     if law.kind != EXACT or law.phase not in SCHEDULE:
         phases = ", ".join(dict.fromkeys(SCHEDULE))
@@ -113,18 +114,18 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
     if needless := list_needless(law):
         raise InputError(f"{where}: it holds without when={needless[0]!r}, too: leave that out")
     if sorts := find_mismatch(law): return describe_mismatch(sorts)
-    others = tuple(each for each in laws if each is not law and not find_obstacle(each))
+    others = tuple(other for other in laws if other is not law and not find_obstacle(other))
     try:
-        found, _ = check_seeded([law], (*EXACT_LAWS, *others, law))
+        wrong, _ = check_seeded([law], (*EXACT_LAWS, *others, law))
     except Exception as error:
         return f"the graph refuses it: {brief(str(error), 200)}"
-    if not found: return ""
-    if found[0].difference == np.inf: return f"with the other laws it makes what fits nowhere: {found[0]}"
-    raise InputError(f"{where}: with the other laws it makes what is not equal: {found[0]}")
+    if not wrong: return ""
+    if wrong[0].difference == np.inf: return f"with the other laws it makes what fits nowhere: {wrong[0]}"
+    raise InputError(f"{where}: with the other laws it makes what is not equal: {wrong[0]}")
 
 
 def find_obstacle(law: Law) -> str:
-    """The reason why no graph can use a law, as its sides tell; empty where there is none."""
+    """Return the reason, read from its sides, why no graph can use a law; empty if a graph can."""
     if not (ways := directions(law)):
         unbound = list_directions(law)[0].unbound
         return (f"{', '.join(unbound)} stands on the right alone, and what matches the left does not tell what it is: "
@@ -135,15 +136,15 @@ def find_obstacle(law: Law) -> str:
 
 
 def failing(law: Law) -> str | None:
-    """An example on which the two sides differ: the seed, what was drawn, the first number that differs. Raises
-    TypeError where they fit in no trial."""
+    """Return an example on which the two sides differ: the seed, the drawn variables, the first number that differs;
+    None if there is none. Raises TypeError if the sides fit in no trial."""
     misfit: TypeError | None = None
     for seed in range(DRAWS):
         rng = np.random.default_rng(seed)
         for variables in law.trials(rng) if seed == 0 else [law.drawn(rng)]:
             try: example = find_difference(law, variables, rng)
             except TypeError as error:
-                if compare_sides(law, variables, rng) is None:          # of other rows: no graph matches it
+                if compare_sides(law, variables, rng) is None:   # rows differ: no graph matches it
                     misfit = misfit or error
                     continue
                 example = f"its sides do not fit: {error}"
@@ -155,7 +156,7 @@ def failing(law: Law) -> str | None:
 
 
 def find_difference(law: Law, variables: Mapping[str, object], rng: np.random.Generator) -> str | None:
-    """The first number at which both sides differ over these variables; None where they agree."""
+    """Describe the first number at which both sides differ over these variables; None if they agree."""
     sides, batch = law.of(variables), ragged()
     x = rng.normal(size=(sum(ROWS), input_columns(sides)))
     for a, b in zip(*sides, strict=True):
@@ -173,7 +174,8 @@ def short(value: object) -> str:
 
 
 def try_approximation(each: Approximation) -> None:
-    """It gives a matrix for every choice of its parameters, twice the same, and some format holds one of them."""
+    """Try an approximation: for every choice of its parameters it returns a matrix, the same one twice, and some
+    format can store one of the matrices. Raises InputError otherwise."""
     weight = np.random.default_rng(0).normal(size=TRIED)
     try:
         held = [method for parameters in each.options() for method in each.methods(weight, parameters)]

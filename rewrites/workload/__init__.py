@@ -1,1 +1,1 @@
-"""What a program is made cheapest for: a model or operator as it comes, batches, texts, and rows to state errors of."""
+"""The workload of a search: a model or operator as given, batches, texts, and the rows that errors are stated from."""

@@ -1,4 +1,4 @@
-"""Phases of a run, with progress and seconds, and pieces of its work that fail alone."""
+"""Phases of a run, with progress and seconds, and a redirection of stdout."""
 import os
 import sys
 import time
@@ -8,36 +8,36 @@ from dataclasses import dataclass, field
 
 from opmatrix.display.progress import AGAIN, ProgressLine
 
-Tell = Callable[..., None]                                  # how far a phase is: (done, of), or words
+Tell = Callable[..., None]                                  # reports the progress of a phase: (done, of), or words
 
 
 @contextmanager
 def silence_stdout() -> Iterator[None]:
-    """Without what compiled libraries print to the standard output on their own (HiGHS does)."""
+    """Discard the output that compiled libraries print to the standard output on their own (HiGHS does)."""
     sys.stdout.flush()
     output, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     try: yield
     finally:
         os.dup2(output, 1)
-        for each in (output, nothing): os.close(each)
+        for descriptor in (output, nothing): os.close(descriptor)
 
 
 @dataclass
 class Report:
-    """Says on stderr what is being done, with progress, and keeps the seconds of every phase; those of one name add up.
-    `began` is when the command did (time.perf_counter), and its first phase with it: by default now."""
+    """Prints progress on stderr, and stores the seconds of every phase; phases of one name add up. `began` is the start
+    of the command (time.perf_counter), and of its first phase: by default the first phase's."""
 
     quiet: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     began: float | None = None
-    running: dict[str, float] = field(default_factory=dict)     # phases that go on, with when they began
+    running: dict[str, float] = field(default_factory=dict)     # running phases, each with its start
     ended: float = 0.0
 
     @contextmanager
     def phase(self, name: str, brief: bool = False) -> Iterator[ProgressLine]:
-        """One phase; the value is called with (done, of) or with words as it goes. A `brief` one is told
-        of on a terminal alone: what is wrong with a command is refused in it, in one line."""
+        """Run one phase; the value is called with (done, of) or with words as it goes. A `brief` one prints to a
+        terminal alone: its errors about a command are a single line."""
         start, line = time.perf_counter(), ProgressLine(name, self.quiet, brief)
         if self.began is None: self.began = start
         self.running[name] = start if self.seconds else self.began
@@ -62,5 +62,5 @@ class Report:
         return (time.perf_counter() if self.running else self.ended) - (self.began or 0.0)
 
     def say(self, line: str) -> None:
-        """Says a line beside those of phases."""
+        """Print a line beside those of phases."""
         if not self.quiet: print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)

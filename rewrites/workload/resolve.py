@@ -1,5 +1,5 @@
-"""A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest
-for."""
+"""A model as given, a checkpoint, an operator or several outputs by name, with the workload that its programs are
+optimized for."""
 import os
 from contextlib import suppress
 from functools import partial
@@ -29,14 +29,14 @@ from rewrites.lowering.phased import Generation, parse_generation
 from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
-SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"                      # entries of meta that name directories
-AnyWorkload = Workload | Batch | Generation | str | Path | Mix      # what says it
+SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"                      # entries of meta that are names of directories
+AnyWorkload = Workload | Batch | Generation | str | Path | Mix      # accepted types of a workload
 
 
 def open_arguments(model: str | Model, workload: AnyWorkload | None, text: str | None,
                    tokens: int | None, output: str = "pooled",
                    adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, object]]:
-    """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
+    """Return the operator, its workload, and the meta of its programs, which records where the model comes from."""
     if isinstance(workload, str) and not Path(workload).exists(): workload = parse_generation(workload) or workload
     if not isinstance(model, str):
         if adapter is not None:
@@ -66,9 +66,9 @@ def open_arguments(model: str | Model, workload: AnyWorkload | None, text: str |
 
 
 def source(checkpoint: Checkpoint) -> dict[str, object]:
-    """Where a checkpoint is, and what its programs need to read text."""
+    """Return the meta of a checkpoint's programs: its place, and the entries that they need to read text."""
     tokenizer, pooling = checkpoint.tokenizer_text, checkpoint.pooling()
-    config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
+    config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # same name in all families
     return {"model": checkpoint.name, "config": config, SOURCE_ENTRY: name_origin(checkpoint),
             **({ADAPTER_ENTRY: relative(checkpoint.adapter.directory)} if checkpoint.adapter else {}),
             **({"head": checkpoint.head} if checkpoint.head else {}),
@@ -79,15 +79,16 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def name_origin(checkpoint: Checkpoint) -> str:
-    """A checkpoint as a saved program names it, which may be read elsewhere: what is fetched by its name, a directory
-    as it lies from the working directory on."""
+    """Return a checkpoint's name in a saved program, which may be read elsewhere: the name that it is fetched by, or
+    its directory relative to the working directory."""
     if is_hub_name(checkpoint.name): return checkpoint.name
     if checkpoint.name in MODELS and checkpoint.directory == location() / checkpoint.name: return checkpoint.name
     return relative(checkpoint.directory)
 
 
 def relative(directory: Path) -> str:
-    """A directory as it lies below the working directory; of one elsewhere its name alone. It is no name of a model."""
+    """Return a directory relative to the working directory if it is below it, else its name alone. The result is no
+    name of a model."""
     whole = directory.resolve()
     try: below = whole.is_relative_to(Path.cwd())
     except OSError: below = False                           # the working directory was removed
@@ -95,7 +96,7 @@ def relative(directory: Path) -> str:
 
 
 def find_origin(program: Program) -> str | None:
-    """The checkpoint that a program names, as far as it lies here: nothing is fetched because a file says so."""
+    """Return the checkpoint that a program names, if it is stored here: no file makes this code fetch one."""
     place = program.meta.get(SOURCE_ENTRY)
     if not isinstance(place, str): return None
     if place in MODELS: return place if (location() / place).is_dir() else None
@@ -103,28 +104,28 @@ def find_origin(program: Program) -> str | None:
 
 
 def find_directory(program: Program, entry: str, place: str) -> str | None:
-    """A directory that a program names: where the report that lies beside the program, or its front, says that it was,
-    or as it lies from the working directory on, or from where the program lies."""
+    """Return a directory that a program names: the one in the report beside the program, or beside its front; or
+    relative to the working directory, or to the program's directory. None if none exists."""
     likely = [place]
     if program.directory is not None:
-        for whole in (program.directory, program.directory / ".." / ".."):      # itself, or what it is a point of
+        for whole in (program.directory, program.directory / ".." / ".."):      # its own, or that of its front
             with suppress(InputError):
-                said = read_json(whole / REPORT)
-                kept = said.get(entry) if isinstance(said, dict) else None
-                if isinstance(kept, str): likely.insert(0, kept)
+                report = read_json(whole / REPORT)
+                recorded = report.get(entry) if isinstance(report, dict) else None
+                if isinstance(recorded, str): likely.insert(0, recorded)
             likely.append(str(whole / ".." / place))
     return next(filter(os.path.exists, likely), None)
 
 
 def name_places(model: str | Model, adapter: str | Path | None) -> dict[str, str]:
-    """The directories that a model and an adapter were read from, whole, for a report."""
+    """Return the directories that a model and an adapter were read from, as absolute paths, for a report."""
     named = {SOURCE_ENTRY: model, ADAPTER_ENTRY: adapter}
     return {entry: os.path.abspath(place) for entry, place in named.items()
             if isinstance(place, str | Path) and os.path.exists(place)}
 
 
 def calibrated(progress: Tell, *batches: Batch) -> Machine:
-    """This machine's model, from the cache or measured now, with what runs of these batches take."""
+    """Return this machine's model, from the cache or measured now, with the data for runs of these batches."""
     machine = this_machine(progress)
     ways = {Running.of(machine, batch.starts).way for batch in batches} if machine.ways else ()
     for way in sorted(ways): learning(partial(machine.opened, way), progress)
@@ -132,8 +133,8 @@ def calibrated(progress: Tell, *batches: Batch) -> Machine:
 
 
 def adapter_of(program: Program) -> str | None:
-    """The adapter that a program says it was made with. Raises InputError for what is no name of one."""
-    found = program.meta.get(ADAPTER_ENTRY)
-    if found is None: return None
-    if isinstance(found, str): return find_directory(program, ADAPTER_ENTRY, found) or found
-    raise InputError(f"the program says that its adapter is {found!r:.60}: make it anew")
+    """Return the adapter that a program was made with, or None. Raises InputError for an entry that is no name."""
+    adapter = program.meta.get(ADAPTER_ENTRY)
+    if adapter is None: return None
+    if isinstance(adapter, str): return find_directory(program, ADAPTER_ENTRY, adapter) or adapter
+    raise InputError(f"the program says that its adapter is {adapter!r:.60}: make it anew")

@@ -1,4 +1,4 @@
-"""Lines of eight kinds of text, drawn: what a workload may lack, and what a stated error is judged on."""
+"""Random lines of eight kinds of text, for kinds that a workload may lack, and for tests of a stated error."""
 from collections.abc import Callable
 from random import Random
 
@@ -18,12 +18,12 @@ def make_word(rng: Random) -> str: return "".join(rng.choices(SYLLABLES, k=rng.r
 
 
 def prose(rng: Random, words: int) -> str:
-    """Common words, with one that is drawn among four."""
+    """Return common words, one in four replaced by a random one."""
     return " ".join(make_word(rng) if rng.random() < 0.25 else rng.choice(WORDS) for _ in range(words))
 
 
 def short(rng: Random) -> str:
-    """Nothing, a sign or two, or two words."""
+    """Return an empty or blank line, a sign or two, or two words."""
     return rng.choice((lambda: "", lambda: " " * rng.randint(1, 3),
                        lambda: "".join(rng.choices(".,!?-…:;()", k=rng.randint(1, 2))),
                        lambda: rng.choice(WORDS), lambda: prose(rng, 2)))()
@@ -62,6 +62,6 @@ TEXT_KINDS: dict[str, Callable[[Random], str]] = {
 
 
 def make_lines(kind: str, count: int, seed: int = 0) -> list[str]:
-    """So many lines of a kind, the same for a seed on any machine."""
+    """Return `count` lines of a kind, the same for a seed on any machine."""
     rng = Random(f"{kind} {seed}")
     return [TEXT_KINDS[kind](rng) for _ in range(count)]

@@ -1,6 +1,6 @@
-"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single
-sentences, cosines; and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and
-no program chosen by."""
+"""The stated error of an approximate program, on texts like those of its workload: the norm of all, single sentences,
+cosines; and the kinds of text that it does not cover. All of it comes from lines that no method was fitted to and no
+program chosen by."""
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from statistics import NormalDist
@@ -18,21 +18,20 @@ from rewrites.verify.differences import Change
 from rewrites.verify.lengths import format_errors
 from rewrites.workload.samples import TEXT_KINDS, make_lines
 
-ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
-                                                            # that more do
-MOST = log(np.finfo(np.float64).max)                        # of a limit's logarithm
-TAIL = 4                                                    # the largest quarter says how a tail falls
-MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ <
-                                                            # 0.01
-COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind that coverage is judged by, share that has
-                                                            # to be
+ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences above the stated error; the
+                                                            # chance of a larger share
+MOST = log(np.finfo(np.float64).max)                        # largest logarithm of a limit
+TAIL = 4                                                    # one in TAIL, the largest, are the tail
+MIN_SENTENCES, PLENTY = 16, 459                             # fewest sentences for a tail; n with 0.99ⁿ < 0.01
+COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind in a test of coverage; the share of
+                                                            # covered ones that it requires
 
 
 @dataclass(frozen=True)
 class Stated:
-    """How far other sentences like the `sentences` seen are off: `error` of as many together (relative, Frobenius
-    norms), `sentence` of a single one, which at most one in a hundred exceeds (None where too few were seen), and by
-    how much the cosines of `pairs` changed."""
+    """The error of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms),
+    `sentence` of a single one, which at most one in a hundred exceeds (None if too few were seen), and the change of
+    the cosines of `pairs`."""
 
     sentences: int
     error: float
@@ -44,12 +43,12 @@ class Stated:
     @classmethod
     def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0,
            routed: "RoutedChange | None" = None) -> "Stated":
-        """From the change of a program's output and of cosines against what it stands for, which itself is off by
-        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated. Where
-        rows are routed, no less than `routed` says is stated."""
+        """Return the stated error from the change of a program's output and of cosines against a reference, which
+        itself has the error `rounding`. `checked` is the largest error on the rows that other checks use, and a lower
+        bound of the stated one. Where rows are routed, `routed` is a lower bound, too."""
         changes = [change] if routed is None else [change, routed.redrawn]
         single = worst(change.each) if routed is None else routed.worst(change)
-        together = max(checked, *(hypot(each.likely_of(len(change.off)), rounding) for each in changes))
+        together = max(checked, *(hypot(one.likely_of(len(change.off)), rounding) for one in changes))
         return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
@@ -58,27 +57,28 @@ class Stated:
 
 @dataclass(frozen=True)
 class RoutedChange:
-    """Share of sentences' errors that comes of rows which go elsewhere: the change `along` the routes of the program,
-    without them, and with other rows sent elsewhere, `redrawn`, the same sentences several times over. A row that goes
-    elsewhere is rare and far off, so no tail of a few sentences says what it does to others."""
+    """The part of sentences' errors that comes from rows routed elsewhere: `along` is the change with the routes of the
+    program, without this part, and `redrawn` the change with other rows moved, for the same sentences several times. A
+    row that moves is rare and has a large error, so the tail of a few sentences does not describe it."""
     along: Change
     redrawn: Change
 
     def worst(self, change: Change) -> float | None:
-        """The error that at most `ABOVE` of other sentences exceed: of the smooth part as its tail says, and no less
-        than was seen, nor than any of the sentences redrawn."""
+        """Return the error that at most `ABOVE` of other sentences exceed: of the smooth part from its tail, but at
+        least the largest seen, and the largest of the redrawn sentences."""
         smooth = worst(self.along.each)
         return None if smooth is None else max(smooth, float(change.each.max()), float(self.redrawn.each.max()))
 
 
 def worst(errors: np.ndarray) -> float | None:
-    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `MIN_SENTENCES`
-    sentences. Of `PLENTY` it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is
-    extrapolated as a power law (Weissman 1978) from the k largest: their logs lie above the next one by h on average
-    (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the largest mean that this leaves in doubt is taken. Where
-    texts recur the k largest may be equal, and say nothing of a tail: the tolerance limit of a lognormal with the mean
-    and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest seen. What is below the
-    rounding of one number counts as that; none, too, where such limits are beyond all numbers."""
+    """Return the error that at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; None below
+    `MIN_SENTENCES` sentences. For `PLENTY` or more it is the largest seen, whatever the distribution (Wilks 1941). For
+    fewer the tail is extrapolated as a power law (Weissman 1978) from the k largest: their logs exceed the next one by
+    h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the largest mean that this leaves in doubt is
+    taken. If texts recur the k largest may be equal, and carry no information about a tail: the tolerance limit of a
+    lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest
+    seen. Errors below the rounding of one number count as that rounding. None, too, where such limits exceed
+    float64."""
     if (n := len(errors)) < MIN_SENTENCES: return None
     falling = np.sort(errors)[::-1]
     if n >= PLENTY or falling[0] == 0: return float(falling[0])
@@ -92,19 +92,19 @@ def worst(errors: np.ndarray) -> float | None:
 
 
 def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """|Δcos| of every pair of embeddings, of (S, n) before and after: (S (S − 1) / 2,)."""
-    units = [normalise_rows(np.asarray(each, np.float64)) for each in (before, after)]
-    was, now = (each @ each.T for each in units)
+    """Return |Δcos| of every pair of embeddings, of (S, n) before and after: (S (S − 1) / 2,)."""
+    units = [normalise_rows(np.asarray(rows, np.float64)) for rows in (before, after)]
+    was, now = (unit @ unit.T for unit in units)
     changed: np.ndarray = abs(now - was)[np.triu_indices(len(before), 1)]
     return changed
 
 
-# ---- which texts are like those of a workload
+# ---- kinds of text that are like a workload
 
 def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
-    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the
-    workload, or more tokens are new to it than in any line that its own statement is of. That is necessary for texts to
-    be alike, not sufficient."""
+    """Return the kinds of text that a workload does not cover: for more than one line in ten the length is outside the
+    workload's range, or more tokens are new to it than in any line that its own error is stated from. Covered kinds
+    need not be alike: the test is necessary, not sufficient."""
     counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
     low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
     most = max(unseen(row.tokens, fitted.tokens) for row in stated)
@@ -121,15 +121,15 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
 
 
 def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
-    """Share of tokens that are not among those known."""
+    """Return the share of tokens that are not among those known."""
     return float(1 - np.isin(tokens, known).mean())
 
 
-# ---- as the report says it
+# ---- text of the report
 
 def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
-    """What is stated of a program, from the entries of a report, `stated` of the run and those of the program; and how
-    far off it was found at other lengths."""
+    """Return the sentence about a program's stated error, from the entries of a report: `stated` of the run and those
+    of the program; and its error at other lengths."""
     (low, high), stated, near = workload["lengths"], program["stated"], program["near"]
     single = stated["sentence"]
     worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None

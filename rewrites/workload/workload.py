@@ -1,5 +1,5 @@
-"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated
-of."""
+"""The workload that programs are optimized for, and the rows that methods are fitted to, programs chosen by, and errors
+stated from."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,20 +32,20 @@ from rewrites.workload.decoded import measure_requests, measured_peak, planned_p
 from rewrites.workload.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
-OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
-PROBE = 16                                                  # sentences
-SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many
-                                                                     # of a file
-FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the
+OUTPUTS = "pooled", "rows"                                  # one row a text, or one row a token
+PROBE = 16                                                  # most sentences of `probe`
+SAMPLED_LINES, SCANNED = 1024, 65536                        # most lines that rows come from; lines of a file read
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # most rows, of whole sentences: VERIFY go through the
                                                             # float64 oracle
-TEXTS = 16                                                  # of joined lines: 4 choose, 8 state
+TEXTS = 16                                                  # most texts of joined lines: 4 choose, 8 state
 CHECKED_ROWS = 64
-CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
+CALIBRATE = 8192                                            # approximate rows that removal is fitted to
 
 
 def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, bool]:
-    """The lines that rows are made of, how they are called, and whether they are ours: of `text`, else of the `file` of
-    texts where it has enough to say how single sentences vary, else those that ship."""
+    """Return the lines that rows are built from, their description, and whether they are the shipped ones: the lines of
+    `text`, else of the `file` of texts if it has enough to estimate the spread of single sentences, else the shipped
+    ones."""
     if text: return read_lines(text), f"the lines of {text}", False
     if file is None: return sentences(), "the shipped sentences", True
     lines = [*islice(read(Path(file), open_regular), SCANNED)]
@@ -54,12 +54,12 @@ def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, 
 
 
 def divide_lines(lines: Sequence[str]) -> Parts[str]:
-    """At most MOST of some lines, spread over all, in parts."""
+    """Return at most SAMPLED_LINES of some lines, spread over all, in parts."""
     return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
 
 
 def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[list[int]]:
-    """Consecutive lines joined to texts of so many tokens."""
+    """Yield consecutive lines joined to texts of `tokens` tokens."""
     held: list[str] = []
     count, reading = 0, LineReading(truncate=True, skip_bad=True)
     for line in lines:
@@ -73,21 +73,21 @@ def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[l
 
 
 def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[list[Batch], str]:
-    """Lines as rows: some to fit, to choose, to state; and what was done to them, in words. Of lines that are `ours`,
-    as the user gave none, those that the model has no positions for are cut, and those that it cannot read left out.
-    Raises InputError where that leaves a part without any, and for a line of the user's that cannot be read."""
+    """Return lines as rows, some to fit, to choose, to state; and the changes made to them, in words. With `ours`,
+    lines that the user did not give, a line with too many tokens is truncated, and one that cannot be read left out.
+    Raises InputError if that leaves a part empty, and for a line of the user's that cannot be read."""
     reading = LineReading(truncate=True, skip_bad=True) if ours else LineReading()
     parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divide_lines(lines)]
     if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
     batches = [next(Batch(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
-    return batches, "".join(f", {each}" for each in done) if ours else ""
+    return batches, "".join(f", {note}" for note in done) if ours else ""
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
-    """The batch of median rows of those that `embed` makes of a file of texts, and what it is called. The file is read
-    twice, so that no more than a batch is kept of it."""
+    """Return the batch of median rows among those that `embed` builds from a file of texts, and its description. The
+    file is read twice, so that only one batch of it is held."""
     def made() -> Iterator[Batch]:
         return batches(tokenizer, read(file, open_regular), reading=LineReading(partial(name_line, file)))
     rows = [batch.rows for batch in made()]
@@ -98,7 +98,7 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
 
 
 def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
-    """Raises InputError for a token that the model has no row for."""
+    """Raise InputError for a token that the model has no row for."""
     vocabulary = checkpoint.said["vocab_size"]
     if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
         raise InputError(f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
@@ -108,9 +108,9 @@ def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
 @dataclass(frozen=True)
 class Workload:
     """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`,
-    single methods by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the
-    float64 oracle reads the first of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them
-    have, `uncovered` which kinds of text they lack."""
+    single methods by the first part of it, `probe`. Errors are stated from `state`, which shares no line with these,
+    and the float64 oracle reads the first part of it, `verify`. `like` describes the source of the lines, `lengths` are
+    their least and most tokens, `uncovered` are the kinds of text that they lack."""
 
     timed: Batch
     fit: Batch
@@ -121,105 +121,106 @@ class Workload:
     name: str
     like: str
     uncovered: tuple[str, ...] | None = None                # None: there is no tokenizer
-    text: str | None = None                                 # what it was made of, so that it can be made again
+    text: str | None = None                                 # its source, so that it can be rebuilt
     tokens: int | None = None
     file: str | None = None
-    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most
-                                                            # rows
+    mix: tuple[tuple[float, Batch], ...] = ()               # batches with shares; `timed` then has the most rows
     generation: Generation | None = None                    # a request; `timed` is then its prompts
-    given: Batch | None = None                              # somebody's, of which no less is stated than is seen: rows
-                                                            # drawn beside it have other shares of its tokens
+    given: Batch | None = None                              # the user's batch: its error is a lower bound of the stated
+                                                            # one, as random rows have other shares of its tokens
 
     @property
     def shares(self) -> tuple[tuple[float, Batch], ...]:
-        """The batches whose seconds count, by their shares."""
+        """The batches whose seconds count, with their shares."""
         return self.mix or ((1.0, self.timed),)
 
     @property
     def few(self) -> Batch:
-        """Rows that every step is checked on: the first sentences of `verify`, long ones cut."""
+        """Rows that every step is checked on: the first sentences of `verify`, long ones truncated."""
         first = next(self.verify.pieces(CHECKED_ROWS))
         if first.alone or np.diff(first.starts).max() <= LONG: return first
         return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
 
     @property
     def lengths_run(self) -> list[Batch]:
-        """The batches whose lengths programs meet: those that are timed, and a request's whole texts."""
-        found = [batch for _, batch in self.shares]
-        if self.generation is None: return found
-        return [*found, Batch([np.resize(self.timed.tokens, self.generation.length)])]
+        """The batches whose lengths programs meet: the timed ones, and a request's whole texts."""
+        run_batches = [batch for _, batch in self.shares]
+        if self.generation is None: return run_batches
+        return [*run_batches, Batch([np.resize(self.timed.tokens, self.generation.length)])]
 
     def measured(self, programs: Mapping[str, Program], rounds: int, progress: Tell) -> Seconds:
-        """Seconds of programs, round by round: the mean of the batches by their shares; of a request, by sessions."""
+        """Return the seconds of programs, round by round: the mean of the batches by their shares; for a request, in
+        sessions."""
         if self.generation: return measure_requests(programs, self.generation, self.timed.tokens, rounds, progress)
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
 
     def peak_bytes(self, program: Program) -> float:
-        """Bytes that a call needs as it is planned; of a request those of its prompts' step, caches among them."""
+        """Return the planned bytes of a call; for a request those of its prompts' step, caches among them."""
         return planned_peak(program, self.generation) if self.generation else program.peak_bytes(self.timed)
 
     def peak_measured(self, program: Program, runs: int) -> float:
-        """Bytes that a call holds, at most; of a request those of its prompts' step, caches among them."""
+        """Return the most bytes that a call holds; for a request those of its prompts' step, caches among them."""
         if self.generation: return measured_peak(program, self.generation, self.timed.tokens, runs)
         return peak(program, self.timed, runs)
 
     def running(self, machine: TimeModel, held: float = inf, cached: bool = True) -> TimeModel | Sequence[TimeModel]:
-        """What a machine takes for kernels where the batch runs, of a model whose numbers are so many bytes; where
-        there are several, or phases of a request, for each."""
+        """Return the machine's model for the way in which the batch runs, of a model with `held` bytes of numbers; a
+        list for several batches, or phases of a request."""
         if self.generation:
-            return [Running.of(machine, each.starts, held) for each in self.generation.phases((), cached)]
-        found = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
-        return found if self.mix else found[0]
+            return [Running.of(machine, phase.starts, held) for phase in self.generation.phases((), cached)]
+        machines = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
+        return machines if self.mix else machines[0]
 
     @property
     def rows(self) -> int:
         return self.timed.rows
 
     def extents(self, model: Model, cached: bool = True) -> Sized:
-        """The sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with
-        their shares; of the phases of a request, in sessions unless the program that is sought is of whole texts."""
+        """Return the sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; for several
+        batches, with their shares; for a request, the phases, in sessions if `cached`, else as whole texts."""
         seen, ports, relations = collect_needs(*outputs(model).values())
         if self.generation: return self.generation.phases(seen, cached)
-        every = dict.fromkeys([*seen, *(each for one in seen
-                                        for each in sparser_patterns(one, np.diff(self.timed.starts)))])
-        found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
-        return found if self.mix else found[0][1]
+        every = dict.fromkeys([*seen, *(sparser for one in seen
+                                        for sparser in sparser_patterns(one, np.diff(self.timed.starts)))])
+        sized = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
+        return sized if self.mix else sized[0][1]
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of the shortest and of the longest line that an error is stated of."""
+        """Tokens of the shortest and of the longest line that an error is stated from."""
         counts = np.diff(self.state.starts)
         return int(counts.min(initial=self.rows)), int(counts.max(initial=0))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
            file: str | None = None, mix: Mix | None = None, generation: Generation | None = None) -> "Workload":
-        """Rows come from the lines of `text`, or of `file`, or the sentences that ship; where what is timed is long,
-        and lines are enough, they are joined to texts as long. Timed are the batches of a `mix`, or a batch as `embed`
-        makes of the texts of `file`, or one sentence of `tokens` tokens, or a request for generated text; without any
-        the whole text, or 128 tokens. Raises InputError for a length that the model has no positions for."""
+        """Return the workload of a checkpoint. Rows come from the lines of `text`, or of `file`, or the shipped
+        sentences; if the timed text is long, and there are enough lines, they are joined to texts of its length. The
+        timed batch is that of a `mix`, or of `embed` on the texts of `file`, or one sentence of `tokens` tokens, or a
+        request for generated text; by default the whole text, or 128 tokens. Raises InputError for a length that the
+        model has no positions for."""
         if tokens is not None and (file is not None or mix is not None or generation is not None):
-            given = generation or (file if mix is None else "of shares")
-            raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
+            request = generation or (file if mix is None else "of shares")
+            raise InputError(f"--tokens {tokens} --workload {request}: give one of them, both say what is timed")
         limit = checkpoint.positions
         if generation: check_speaks(checkpoint, generation)
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
         tokenizer = checkpoint.tokenizer()
-        if file is not None: timed, said = typical(tokenizer, Path(file))
+        if file is not None: timed, name = typical(tokenizer, Path(file))
         lines, like, ours = drawn_from(text, file)
         (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
         like += changed
         if generation:
-            timed, said = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
+            timed, name = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
         elif file is None and text and tokens is None:
-            timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
-        elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
+            timed, name = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        elif file is None: timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
-            mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
+            mixed, name, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
         probe = Batch([row.tokens for row in islice(choose, PROBE)])
         longest = generation.length if generation else int(np.diff(timed.starts).max())
         joined = [*islice(texts(tokenizer, lines, longest), TEXTS)] if file is None and longest >= LONG else []
@@ -228,41 +229,40 @@ class Workload:
             like += f", joined to texts of {longest} tokens"
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
         return cls(timed, fit, choose, probe, state,
-                   next(state.pieces(VERIFY)), said, like,
+                   next(state.pieces(VERIFY)), name, like,
                    uncovered(tokenizer, fit, state), text, tokens, file, mixed, generation)
 
     @classmethod
     def drawn(cls, model: Model, timed: Batch | Mix | Generation, seed: int = 0, sentences: int = 48) -> "Workload":
-        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and
-        bytes count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some
-        stands for all."""
+        """Return the workload of an operator without text: sentences of random tokens, as long as those of the timed
+        batch, fit and verify it. Relations and matrices are never random, so a batch that has some serves for all."""
         vocabulary = find_vocabulary(model) or 1
         if isinstance(timed, Generation):
-            for term in outputs(model).values(): check_sessions(term)         # which says what no session computes
+            for term in outputs(model).values(): check_sessions(term)         # raises where no session can run the term
             drawn = np.random.default_rng(seed).integers(0, vocabulary, timed.length)
-            found = cls.drawn(model, Batch([drawn]), seed, sentences)
+            workload = cls.drawn(model, Batch([drawn]), seed, sentences)
             prompts = Batch([np.resize(drawn, length) for length in timed.prompts])
-            return replace(found, timed=prompts, generation=timed, name=timed.said)
+            return replace(workload, timed=prompts, generation=timed, name=timed.said)
         if not isinstance(timed, Batch):
-            mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
-            return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
+            mix, name, most = of_shares(timed, None, "the model", np.arange(vocabulary))
+            return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=name)
         if timed.alone:
-            said = "the batch itself, as it has relations or matrices of its own"
-            return cls(timed, timed, timed, timed, timed, timed, said, "the batch itself")
+            name = "the batch itself, as it has relations or matrices of its own"
+            return cls(timed, timed, timed, timed, timed, timed, name, "the batch itself")
         rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
 
         def some(count: int) -> Batch:
             return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
         sentences = min(sentences, max(4, STATE // int(lengths.max())))
         half, judged = some(sentences // 2), some(sentences)
-        probe, verify, fit = (next(each.pieces(2 * FIT)) for each in (half, judged, some(sentences)))
-        said = f"{len(lengths)} sequences of random tokens"
-        return cls(timed, fit, half, probe, judged, verify, said, "random tokens", given=next(timed.pieces(STATE)))
+        probe, verify, fit = (next(batch.pieces(2 * FIT)) for batch in (half, judged, some(sentences)))
+        name = f"{len(lengths)} sequences of random tokens"
+        return cls(timed, fit, half, probe, judged, verify, name, "random tokens", given=next(timed.pieces(STATE)))
 
 
 def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
-    """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these
-    others: what is fitted to them is judged by none of them. Raises InputError where none is left."""
+    """Return lines of a file, spread over all of it, without those that choose programs, state errors, or are among
+    `others`: so no line is both fitted to and judged by. Raises InputError if no line is left."""
     reading = LineReading(truncate=True, skip_bad=True)
     judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
     judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
@@ -274,28 +274,28 @@ def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, othe
 
 
 def check_output(output: str) -> None:
-    """Raises InputError for what no program gives."""
+    """Raise InputError for an unknown kind of output."""
     if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
 
 
 def of_shares(mix: Mix, limit: int | None, model: str,
               tokens: NDArray[np.integer]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
-    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these
-    tokens. Raises InputError for what is no mix, and for a sentence that is longer than the model's limit."""
+    """Return the batches of a mix with their shares, a description, and the batch with the most rows; lengths are
+    filled with these tokens. Raises InputError for an invalid mix, and for a sentence longer than the model's limit."""
     def filled(lengths: Sequence[int]) -> Batch:
         return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
-    found = list_batches(mix, filled)
-    longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
+    shares = list_batches(mix, filled)
+    longest = max(int(np.diff(batch.starts).max()) for _, batch in shares)
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
-    if any(batch.alone for _, batch in found):
+    if any(batch.alone for _, batch in shares):
         raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so "
                          "give it alone")
-    return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
+    return shares, said_of(shares), max((batch for _, batch in shares), key=lambda batch: batch.rows)
 
 
 def check_speaks(checkpoint: Checkpoint, asked: Generation) -> None:
-    """Raises InputError where a model generates no text, or has no positions for what is asked."""
+    """Raise InputError if a model generates no text, or has too few positions for the request."""
     if not checkpoint.speaks:
         raise InputError(f"workload {asked}: {checkpoint.name} is no language model "
                          f"({checkpoint.architecture or 'its config names none'}): give sentences, such as 1x16")
@@ -305,5 +305,6 @@ def check_speaks(checkpoint: Checkpoint, asked: Generation) -> None:
 
 
 def draw_workload(workload: Workload | Batch | Mix | Generation, model: Model) -> Workload:
-    """A batch, or several with shares, or a request for generated text, with random rows beside it."""
+    """Return a workload: itself, or a batch, several with shares, or a request for generated text, with random rows
+    beside it."""
     return workload if isinstance(workload, Workload) else Workload.drawn(model, workload)

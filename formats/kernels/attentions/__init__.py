@@ -1,1 +1,1 @@
-"""Attention, which mixes rows: in one pass and in three, masked, over caches."""
+"""Attention kernels: in one pass and in three, masked, over caches."""

@@ -1,9 +1,9 @@
 """Attention over the softmax carrier (m, l, o) in one pass (Dao et al. 2022, algorithm 1), queries side by side.
 
-Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is
-added up within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are
-left out. A query sees the keys from so many positions behind it to so many before it, or those that a mask of positions
-holds by blocks (formats/storage/masks.py); a row without keys gives zeros."""
+Scores are transposed: a line holds one key against up to 48 queries. So maxima and masses are sums of lines, no vector
+is reduced across its lanes, and keys and values are read as they are stored. Keys are processed in tiles; tiles that no
+query sees are skipped. A query sees the keys within a reach behind it and ahead of it, or the keys that a mask of
+positions holds by blocks (formats/storage/masks.py); a row without keys gives zeros."""
 import struct
 from typing import TYPE_CHECKING
 
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 
 __all__ = ["attention"]
 
-# items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
+# items: number of items; ptr to block: a mask's arrays and its block, 0 without a mask; the rest as in heads.py
 ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
                                    "edge bits block"), *BY_DISTANCE, ("scale", "f8")])
-QUERIES = 48                                               # of a unit at most, which is one tile of queries of one head
+QUERIES = 48                                               # most queries of a unit, a tile of one head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
-MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items a
-                                                             # thread
+MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items
+                                                             # of a thread
 TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
-FEW_VECTORS = 4                                             # vectors of a tile that are too few to keep the adders busy
-PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
+FEW_VECTORS = 4                                             # tiles of so few vectors do not keep the adders busy
+PACKED = 1024                                                # most keys whose values are copied to be contiguous
 __borders__ = QUERIES, PACKED
 f4, i8 = np.float32, np.int64
 LOWEST, HIDDEN = f4(-3e38), f4(-np.inf)
@@ -71,8 +71,8 @@ LOWEST, HIDDEN = f4(-3e38), f4(-np.inf)
 
 @njit(**HELPER)
 def scored(none, k, along, turned, depth, s, bias):
-    """Lines of scores: a tile of keys against queries, turned, from lines of a bias on where there are some; few sums
-    are kept twice, as an addition takes four cycles."""
+    """Compute lines of scores: a tile of keys against transposed queries, added to lines of a bias if there is one.
+    Tiles of few vectors keep two sums each, as an addition takes four cycles."""
     sums, others, pairs = none, none, depth // 2 if count_vectors(none) <= FEW_VECTORS else 0
     if bias: sums = fetch(none, bias, -4, None)
     for _ in range(pairs):
@@ -88,8 +88,8 @@ def scored(none, k, along, turned, depth, s, bias):
 
 @njit(**HELPER)
 def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
-    """Rows of outputs: what is there times fades, unless fresh, plus p v; then times shares. p is (keys, queries). A
-    tile of keys is added up for itself: one sum of all keys would round as often as there are keys."""
+    """Update rows of outputs: the stored rows times fades (unless fresh), plus p v; then times shares. p is (keys,
+    queries). A tile of keys is summed by itself: one sum over all keys would round as often as there are keys."""
     sums, others, pairs = none, none, keys // 2 if count_vectors(none) <= FEW_VECTORS else 0
     for _ in range(pairs):
         sums, others = add_outer(sums, p, 4, v, lanes), add_outer(others, p + LINE, 4, v + across, lanes)
@@ -106,7 +106,8 @@ def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
 
 @njit(**HELPER)
 def scored_by(most, four, k, along, keys, turned, depth, s, bias):
-    """Scores of all keys: large tiles, then small ones; the last one begins early rather than be cut."""
+    """Compute the scores of all keys: large tiles, then small ones; the last one overlaps the one before rather than be
+    cut."""
     key, large = 0, count_vectors(most) * 16 // span(most)
     while key + large <= keys:
         scored(most, k + key * along, along, turned, depth, s + key * LINE, begin_line(bias, key, 0))
@@ -119,7 +120,7 @@ def scored_by(most, four, k, along, keys, turned, depth, s, bias):
 
 @njit(**HELPER)
 def score_all(k, along, keys, turned, depth, s, wide, bias):
-    """s (keys, wide) = k times queries, turned, and lines of a bias: by tiles of registers."""
+    """Compute s (keys, wide) = k times transposed queries, plus lines of a bias, by tiles of registers."""
     if keys < 4:
         for key in range(keys):
             for g in range(0, 4 * wide, 64):
@@ -135,7 +136,7 @@ def score_all(k, along, keys, turned, depth, s, wide, bias):
 
 @njit(**HELPER)
 def weighted_band(wide, narrow, row, columns, p, keys, v, across, o, step, fresh, fades, shares):
-    """weighted for all columns of some rows: wide tiles while they fit, then narrow ones, the last one cut."""
+    """Run `weighted` on all columns of some rows: wide tiles while they fit, then narrow ones, the last one cut."""
     p, o, fades, shares, left = p + 4 * row, o + row * step, fades + 4 * row, shares + 4 * row, 0
     while left + span(wide) <= columns:
         weighted(wide, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares, None)
@@ -148,8 +149,8 @@ def weighted_band(wide, narrow, row, columns, p, keys, v, across, o, step, fresh
 
 @njit(**HELPER)
 def weigh_all(rows, columns, p, keys, v, across, o, step, fresh, fades, shares):
-    """The outputs of all rows: large tiles, then small ones; the last begins early where nothing is added to what is
-    there."""
+    """Compute the outputs of all rows: large tiles, then small ones; the last one overlaps the one before if outputs
+    are overwritten."""
     row = 0
     while row + TILE_ROWS <= rows:
         weighted_band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, 1), row, columns, p, keys, v, across, o, step,
@@ -168,7 +169,7 @@ def weigh_all(rows, columns, p, keys, v, across, o, step, fresh, fades, shares):
 
 @njit(**HELPER)
 def highest_lines(s, keys, top):
-    """The larger of top and of the vectors at the beginning of so many lines."""
+    """Return the larger of top and of the vectors at the beginning of `keys` lines."""
     a, b, c, d = top, top, top, top
     whole = keys // 4 * 4
     for at in range(s, s + whole * LINE, 4 * LINE):
@@ -180,8 +181,8 @@ def highest_lines(s, keys, top):
 
 @njit(**HELPER)
 def softened(s, keys, tops, masses, fades, shares, first, last):
-    """Scores of 16 queries (a vector of each of so many lines) become powers of two of what they are above the maximum
-    so far; fades: what earlier sums are worth, shares: 1, or one over the mass where these are the last keys."""
+    """Turn scores of 16 queries (a vector of each of `keys` lines) into powers of two of their distance to the maximum
+    so far. fades: the factors of earlier sums; shares: 1, or one over the mass after the last keys."""
     old = get(tops, None)
     top = highest_lines(s, keys, old)
     mass = zeros(1, 1)
@@ -194,7 +195,7 @@ def softened(s, keys, tops, masses, fades, shares, first, last):
 
 @njit(forceinline=True, **HELPER)
 def carry(old, top, mass, tops, masses, fades, shares, first, last):
-    """Merge what was carried, under the maximum old, with a mass under top."""
+    """Merge the mass carried under the maximum `old` with a mass under `top`."""
     if not first:
         fade = exp2(old - top)
         keep(fade, fades, None)
@@ -206,14 +207,15 @@ def carry(old, top, mass, tops, masses, fades, shares, first, last):
 
 @njit(**HELPER)
 def scale_lines(y, lines, wide, step, factor):
-    """So many lines, the first wide numbers of each, times a factor."""
+    """Multiply the first `wide` numbers of each of `lines` lines by a factor."""
     for at in range(y, y + lines * step, step):
         for g in range(at, at + 4 * wide, 64): keep(get(g, None) * factor, g, None)
 
 
 @njit(**HELPER)
 def hide(c, s, low, key, keys, rows):
-    """Scores of what a query does not see become minus infinity; rows queries from low on, keys from key on."""
+    """Set scores of keys that a query does not see to minus infinity, for `rows` queries from `low` on and `keys` keys
+    from `key` on."""
     if key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead: return
     for j in range(keys):
         line = floats(s + j * LINE, QUERIES)
@@ -223,7 +225,7 @@ def hide(c, s, low, key, keys, rows):
 
 @njit(**HELPER)
 def hide_bits(c, s, low, b, count, rows):
-    """Scores of what the bits of a run of blocks leave out become minus infinity."""
+    """Set scores that the bits of a run of blocks leave out to minus infinity."""
     edge = pointer(c.edge, np.uint32)
     for j in range(count):
         if not edge[b + j]: continue
@@ -238,7 +240,7 @@ def hide_bits(c, s, low, b, count, rows):
 
 @njit(**HELPER)
 def held_by(c, low, length):
-    """From which to which of a mask's blocks a sequence has what its queries from low on see."""
+    """Return (first, end) of the mask's blocks that the queries from `low` on see, within the sequence."""
     ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
     b, end = i8(ptr[low // c.block]), i8(ptr[low // c.block + 1])
     while b < end and i8(idx[end - 1]) * c.block >= length: end -= 1
@@ -247,14 +249,15 @@ def held_by(c, low, length):
 
 @njit(**HELPER)
 def attend_unit(c, room, start, length, head, low, rows, v, across):
-    """Some queries of a head of the sequence at start, from its row low on; v with its bytes between rows."""
+    """Attend with some queries of a head of the sequence at `start`, from its row `low` on; `across`: bytes between
+    rows of v."""
     deep, wide = (c.d + 15) // 16 * 16, (rows + 15) // 16 * 16
     q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of
                       * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
     o, turned = c.o + 4 * ((start + low) * c.o_row + head * c.o_head), room + 4 * LINE
     tops, masses, fades, shares, s = room, room + LINE, room + 2 * LINE, room + 3 * LINE, turned + deep * LINE
     at, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
-    if c.block: at, last = held_by(c, low, length)           # in blocks: their places in idx
+    if c.block: at, last = held_by(c, low, length)           # counted in blocks: places in idx
     if at >= last:
         for i in range(rows): blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
         return
@@ -282,8 +285,8 @@ def attend_unit(c, room, start, length, head, low, rows, v, across):
 
 
 def units(length: int, block: int) -> tuple[int, int]:
-    """Into how many units the queries of a sequence are cut, and how many queries each has: about as many, whole
-    vectors; where there is a mask, no unit lies in two of its blocks."""
+    """Return the number of units that the queries of a sequence are split into, and the queries of a unit: about equal,
+    in whole vectors; with a mask, no unit spans two of its blocks."""
     if block: side = 48 if block % 48 == 0 else 32 if block % 32 == 0 else 16
     else:
         tiles = max((length + QUERIES - 1) // QUERIES, 1)
@@ -296,7 +299,7 @@ cut_units = njit(**HELPER)(units)
 
 @njit(**HELPER)
 def find_sequence(starts, before, mark):
-    """The last sequence that begins at or before a mark of work, which is counted in scores and in rows."""
+    """Return the last sequence that begins at or before a mark of work, which counts scores and rows."""
     low, high = 0, len(starts) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -307,7 +310,7 @@ def find_sequence(starts, before, mark):
 
 @njit(**HELPER)
 def first_unit(c, starts, before, item):
-    """(sequence, unit of it) that an item begins with; the units are shared out by the work before them."""
+    """Return (sequence, unit of it) with which an item begins; units are assigned to items by the work before them."""
     end = len(starts) - 1
     if item == c.items: return end, 0
     mark = (before[end] + QUERIES * starts[end]) * item // c.items
@@ -319,20 +322,21 @@ def first_unit(c, starts, before, item):
 
 @Kernel
 def attend(item, worker, arguments):
-    """softmax(scale q kᵀ) v for the units of an item: head after head of a sequence, tile after tile of a head."""
+    """Compute softmax(scale q kᵀ) v for the units of an item: head after head of a sequence, tile after tile of a
+    head."""
     c = record(arguments, ATTEND)
     starts, before, room = longs(c.starts, c.S + 1), longs(c.before, c.S + 1), c.room + worker * c.apart
     packed = room + LINE * (4 + (c.d + 15) // 16 * 16 + c.tile)
     s, begin = first_unit(c, starts, before, item)
     end, stop = first_unit(c, starts, before, item + 1)
-    done = 0                                                 # rows of values that are without gaps
+    done = 0                                                 # rows of values copied so far
     while s < end or begin < stop:
         length = starts[s + 1] - starts[s]
         tiles, apart = cut_units(length, c.block)
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
-            if tiles > 1 and length <= PACKED:        # to be read again and again: without gaps, as far as it is needed
+            if tiles > 1 and length <= PACKED:        # values are read often: copied as far as they are needed
                 if at == begin or query == 0: done = 0 if c.block else max(0, query - c.behind)
                 upto = length if c.block else min(length, query + apart + c.ahead)
                 copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)
@@ -349,8 +353,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
-    keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query
-    sees; its arrays must be those of `formats.storage.masks`, last as long as what is recorded with them, and know
+    keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask, if given, says by positions which keys
+    a query sees; its arrays must be those of `formats.storage.masks`, live as long as a recording with them, and cover
     every position. A bias is a table by distance, see biased.py."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
@@ -362,7 +366,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
                   out: np.ndarray,
                   scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None,
                   bias: np.ndarray | None = None) -> np.ndarray:
-    """Launch a kernel that needs so many bytes of room over all units."""
+    """Launch a kernel that needs `room` bytes of scratch over all units."""
     if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
     (heads, e), d = out.shape[1:], q.shape[2]
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -389,6 +393,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
 
 
 def pieces(T: int, S: int, width: int, workers: int) -> int:
-    """How many items T rows in S sequences make, of about equal work: a few for each worker, if that is worth it."""
+    """Return the number of items of about equal work for T rows in S sequences: a few for each worker, if that is worth
+    it."""
     work = T * (T // max(S, 1) + QUERIES) * width
     return min(T, max(1, -(-work // MAX_ITEM_WORK), min(PIECES * workers, work // MIN_ITEM_WORK)) if workers > 1 else 1)

@@ -1,7 +1,8 @@
-"""Attention in bfloat16, as attending.py lays it out: q, k, v and the weights of values are rounded, sums are float32.
+"""Attention in bfloat16, with the layout of attending.py: q, k, v and the weights of values are rounded, sums are
+float32.
 
-A word of 32 bits holds what lies along the contracted axis: two numbers of a head for scores, two keys for values. Both
-products have queries as columns, so they are turned on the way out."""
+A word of 32 bits holds two neighbours along the contracted axis: two numbers of a head for scores, two keys for values.
+Both products have queries as columns, so they are transposed when they are stored."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,13 +35,14 @@ from formats.kernels.simd.words import words_of
 from formats.storage.bf16 import BF16_OVERFLOW, nearest, widen_bits
 
 f4 = np.float32
-# (2^r - 1) / r on |r| <= 1 / 2 to 2^-13, of which bfloat16 keeps 2^-9
+# (2^r - 1) / r on |r| <= 1 / 2 to 2^-13; bfloat16 keeps only 2^-9
 C1, C2, C3 = (f4(c) for c in (6.932829022e-1, 2.422109693e-1, 5.500905588e-2))
 
 
 @intrinsic
 def paired(typing, low, high):
-    """Two vectors as bfloat16, to nearest, ties away from 0: one in the low halves of words, one in the high ones."""
+    """Round two vectors to bfloat16, to nearest, ties away from 0: one in the low halves of words, one in the high
+    halves."""
     def code(context, builder, signature, values):
         low, high = (builder.add(as_words(builder, builder.extract_value(value, 0)), words_of(0x8000))
                      for value in values)
@@ -51,14 +53,14 @@ def paired(typing, low, high):
 
 @njit(forceinline=True, **HELPER)
 def exp2_nearly(x):
-    """2^x for x <= 126 to 2^-13 of itself; 0 below -100, as exp2."""
+    """Return 2^x for x <= 126, with relative error 2^-13; 0 below -100, as exp2."""
     power, r = nearest_power(x)
     return (((r * C3 + C2) * r + C1) * r + ONE) * power
 
 
 @njit(**HELPER)
 def round_rows(x, along, rows, n, factor, target, span):
-    """Rows of n float32 at x, times a factor, as bfloat16; zeros up to span bytes."""
+    """Store rows of n float32 at x, times a factor, as bfloat16; zeros up to span bytes."""
     for i in range(rows):
         at, to = x + i * along, target + i * span
         for k in range(0, n // 16 * 16, 16): keep_halves(get(at + 4 * k, None) * factor, to + 2 * k)
@@ -67,8 +69,8 @@ def round_rows(x, along, rows, n, factor, target, span):
 
 @njit(**HELPER)
 def turn_values(v, along, keys, e, target, span, room):
-    """target (e, keys) = v (keys, e) turned, as bfloat16; zeros up to a multiple of 32 keys. room: e lines of 64
-    bytes."""
+    """target (e, keys) = v (keys, e) transposed, as bfloat16; zeros up to a multiple of 32 keys. room: 16 lines of e
+    numbers, rounded up to 64 bytes."""
     across = (e + 15) // 16 * 64
     for key in range(0, keys, 32):
         for j in range(16):
@@ -82,7 +84,8 @@ def turn_values(v, along, keys, e, target, span, room):
 
 @njit(**HELPER)
 def softened_pairs(s, keys, tops, masses, fades, shares, first, last):
-    """softened of attending.py, but the weights of two keys become the words of one line; zeros up to 16 lines."""
+    """Run `softened` of attending.py, but store the weights of two keys as the words of one line; zeros up to 16
+    lines."""
     old = get(tops, None)
     top = highest_lines(s, keys, old)
     mass = zeros(1, 1)
@@ -100,7 +103,7 @@ def softened_pairs(s, keys, tops, masses, fades, shares, first, last):
 
 @njit(**HELPER)
 def add_faded(sums, more, lines, wide, fades):
-    """So many lines of sums times fades, plus more."""
+    """Multiply `lines` lines of sums by fades, and add `more`."""
     for at in range(0, lines * LINE, LINE):
         for g in range(0, 4 * wide, 64):
             keep(get(sums + at + g, None) * get(fades + g, None) + get(more + at + g, None), sums + at + g, None)
@@ -108,17 +111,17 @@ def add_faded(sums, more, lines, wide, fades):
 
 @njit(**HELPER)
 def share_out(sums, lines, wide, shares):
-    """So many lines of sums times shares."""
+    """Multiply `lines` lines of sums by shares."""
     for at in range(sums, sums + lines * LINE, LINE):
         for g in range(0, 4 * wide, 64): keep(get(at + g, None) * get(shares + g, None), at + g, None)
 
 
-# forceinline: what is called through an argument could otherwise not be kept in the cache
+# forceinline: a function called through an argument could otherwise not be cached on disk
 
 @njit(forceinline=True, **HELPER)
 def unit_of_halves(product, c, room, start, length, head, low, rows, k, span, v, apart):
-    """Some queries of a head of the sequence at start, from its row low on; k and v as bfloat16, span and apart bytes a
-    row."""
+    """Attend with some queries of a head of the sequence at `start`, from its row `low` on; k and v are bfloat16, with
+    rows of span and apart bytes."""
     wide, lines = (rows + 15) // 16 * 16, (c.e + 15) // 16 * 16
     q, o = c.q + 4 * ((start + low) * c.q_row + head // c.q_of
                       * c.q_head), c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
@@ -138,7 +141,7 @@ def unit_of_halves(product, c, room, start, length, head, low, rows, k, span, v,
     for key in range(first, last, c.tile):
         keys = min(c.tile, last - key)
         product(keys, wide, k + key * span, span, turned, LINE, span // 4, s, LINE)
-        # the strip lies where the worker's room has it, 64 bytes before what is given here
+        # the strip's offset counts from the worker's room, which begins 64 bytes before `room`
         bias = lay_lines(c, head, low, key, keys, wide, ONE, room - 64 + c.strip)
         if bias: add_lines(s, LINE, keys, wide, bias)
         hide(c, s, low, key, keys, rows)
@@ -153,7 +156,7 @@ def unit_of_halves(product, c, room, start, length, head, low, rows, k, span, v,
 
 @njit(forceinline=True, **HELPER)
 def halves_of(product, shape, release, item, worker, arguments):
-    """The units of an item; keys and values of a head are rounded and turned once."""
+    """Attend with the units of an item; keys and values of a head are rounded and transposed once."""
     c = record(arguments, ATTEND)
     starts, before, room = longs(c.starts, c.S + 1), longs(c.before, c.S + 1), c.room + worker * c.apart
     span, lines, most = (c.d + 31) // 32 * 64, (c.e + 15) // 16 * 16, (starts[c.S] + 31) // 32 * 32
@@ -181,18 +184,18 @@ def halves_of(product, shape, release, item, worker, arguments):
 
 @njit(**HELPER)
 def by_vectors(rows, columns, x, along, w, apart, words, y, step):
-    """Sums at y (rows, columns) of words of x against those of w."""
+    """Compute the sums at y (rows, columns) of words of x against words of w."""
     attended_pairs(0, rows, columns, x, along, w, apart, 64, words, y, step, (0, 0, 0), (0, 0, 0, 0, 1, 0))
 
 
 @njit(**HELPER)
 def no_shape(at):
-    """What vectors need in place of shape_registers."""
+    """Replace shape_registers for kernels that use vectors: no effect."""
 
 
 @njit(**HELPER)
 def no_release():
-    """What vectors need in place of release_registers."""
+    """Replace release_registers for kernels that use vectors: no effect."""
 
 
 @Kernel.of(3, rare=True)
@@ -202,12 +205,13 @@ def attend_halves(item, worker, arguments):
 
 
 attend_halves_matrix = attend_halves
-if MATRIX:                                                   # others could not even be compiled
+if MATRIX:                                                   # other processors cannot compile these
     both, left, upper, corner = (multiply_tiles("tdpbf16ps", rows, across) for rows in (2, 1) for across in (2, 1))
 
     @njit(**HELPER)
     def by_registers(rows, columns, x, along, w, apart, words, y, step):
-        """by_vectors, 16 or 32 rows at a time: whole registers of x are read, and of sums written."""
+        """Compute `by_vectors` with matrix registers, 16 or 32 rows at a time: whole registers of x are read, and of
+        sums written."""
         steps = words // 16
         for row in range(0, rows, 32):
             at, to, two = x + row * along, y + row * step, rows - row > 16
@@ -231,8 +235,8 @@ __borders__ = (QUERIES,)
 def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
                      scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS,
                      bias: np.ndarray | None = None) -> np.ndarray:
-    """`attention` where q (times scale), k, v and the weights of values are rounded to bfloat16; sums are float32. tile
-    is rounded up to a multiple of 32."""
+    """Compute `attention` with q (times scale), k, v and the weights of values rounded to bfloat16; sums are float32.
+    tile is rounded up to a multiple of 32."""
     check_heads(out, q=q, k=k, v=v)
     (T, _, d), e = q.shape, v.shape[2]
     span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-min(tile, max(KEYS, T)) // 32) * 32
@@ -242,9 +246,9 @@ def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.nda
 
 
 def operands(q: ArrayLike, k: ArrayLike, v: ArrayLike, scale: float) -> tuple[np.ndarray, ...]:
-    """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and
-    k with ties to even (round_rows), v with ties away from 0 (turn_values)."""
-    q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
+    """Return (q times the scale, k, v) in float64 as `attention_halves` rounds them: q times its factor of powers of
+    two, and k, with ties to even (round_rows); v with ties away from 0 (turn_values)."""
+    q, k, v = (np.ascontiguousarray(array, f4) for array in (q, k, v))
     bits = v.view(np.uint32)
     bits = np.where(abs(v).view(np.uint32) < BF16_OVERFLOW, bits + np.uint32(0x8000),
                     bits | np.isnan(v) * np.uint32(1 << 22))

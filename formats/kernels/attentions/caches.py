@@ -1,12 +1,12 @@
-"""Attention over cached keys and values, which lie in pages; a page knows the page before it.
+"""Attention over cached keys and values, which are stored in pages; a page knows the page before it.
 
-A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before.
-So the keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal
-pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page together;
-where there are few rows, workers share the keys of one. With a window a row sees the keys of its last positions alone;
-pages behind it may be anybody's, so positions are told, and no page is counted. The sums are those of chunks.py, so the
-same however that is done. A cache is float32 or bfloat16; a row of it is rounded when it is appended, and widened when
-it is read."""
+A row's slot is the place of its own key and value: the row sees its page up to there, and all of the pages before. So
+the keys of a sequence need not be contiguous, sequences may share the pages that they begin with, and a causal pattern
+needs no positions. Consecutive rows, as those of a prompt, are queries that meet a page together; if there are few
+rows, workers share the keys of one. With a window a row sees only the keys of its last positions; pages behind it may
+belong to another sequence, so positions are given, and pages are not counted. The sums are those of chunks.py, so the
+result does not depend on how rows are grouped. A cache is float32 or bfloat16; a row of it is rounded when it is
+appended, and widened when it is read."""
 import struct
 from math import gcd
 
@@ -48,24 +48,24 @@ from formats.kernels.simd.arithmetic import get
 __all__ = ["append", "attention_cached"]
 
 COPIED_ROWS = 64                                             # rows of an item that are copied
-ROOM_LINES = 8                                               # of a worker's room: two carriers, fades, gains, shares,
-                                                             # pages
+ROOM_LINES = 8                                               # lines of a worker's room: two carriers, fades, gains,
+                                                             # shares, pages
 FARTHEST = 2 ** 40                                          # positions: farther than any sequence is long
 __borders__ = PAGE, QUERIES, KEYS_AT_ONCE, CHUNK, STRANDS * CHUNK
-# before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
-# behind: keys behind itself that a row sees; positions: of rows, where pages may be missing;
+# before: the page before each page, -1 for none; starts: if given, a row is the last of a sequence; behind: keys
+# behind itself that a row sees; positions: of rows, if pages may be missing;
 # together: heads that share keys and values; rows: of an item; halves: 1 for bfloat16; own: bytes of a worker's room,
-# behind which the first worker keeps carriers of so many bytes each; the rest as in heads.py
+# the carriers of strands follow it in the first worker's room, `carrier` bytes each; the rest as in heads.py
 CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows halves own "
                                    "carrier behind positions"), *BY_DISTANCE, ("scale", "f8")])
-# x (T, heads, cols) to the rows of out that slots name
+# x (T, heads, cols) is copied to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols halves room apart"))
 f4 = np.float32
 
 
 @njit(**HELPER)
 def round_row(x, columns, target, room):
-    """A row as bfloat16; what is no whole vector goes by way of the room."""
+    """Store a row as bfloat16; a partial vector passes through the room."""
     full = columns // 16 * 16
     for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
     if full < columns:
@@ -76,7 +76,7 @@ def round_row(x, columns, target, room):
 
 @Kernel.of(3, rare=True)
 def append_rows(item, worker, arguments):
-    """Rows of x to their slots."""
+    """Store rows of x at their slots."""
     c = record(arguments, APPEND)
     slots = longs(c.slots, c.T)
     for row in range(item * COPIED_ROWS, min((item + 1) * COPIED_ROWS, c.T)):
@@ -91,7 +91,7 @@ def append_rows(item, worker, arguments):
 
 @njit(**HELPER)
 def last_slot(c, row):
-    """The slot of a row, or of the last one of a sequence; -1 for a sequence without rows."""
+    """Return the slot of a row, or of the last row of a sequence; -1 for a sequence without rows."""
     if not c.starts: return longs(c.slots + 8 * row, 1)[0]
     pair = longs(c.starts + 8 * row, 2)
     return longs(c.slots + 8 * (pair[1] - 1), 1)[0] if pair[0] < pair[1] else -1
@@ -99,7 +99,8 @@ def last_slot(c, row):
 
 @njit(**HELPER)
 def length_of(c, row, slot):
-    """Keys of a row's sequence up to the row, or up to the last row of a sequence, whose slot this is."""
+    """Count the keys of a row's sequence up to the row, or up to the last row of a sequence; `slot` is the slot of that
+    row."""
     if not c.positions: return (count_pages(c.before, slot // PAGE) - 1) * PAGE + slot % PAGE + 1
     last = longs(c.starts + 8 * row, 2)[1] - 1 if c.starts else row
     return longs(c.positions + 8 * last, 1)[0] + 1
@@ -107,8 +108,8 @@ def length_of(c, row, slot):
 
 @njit(**HELPER)
 def begin_unit(c, room, row, head, rows):
-    """The queries of so many rows up to one, of a head, or those of a row and the heads that share keys; and their
-    outputs: address, bytes between two."""
+    """Prepare the queries of `rows` rows up to `row`, of one head, or those of a row and the heads that share keys.
+    Return the unit, the address of the outputs, and the bytes between two of them."""
     count, across, beside = c.together, 4 * c.q_head, 4 * c.o_head
     if rows > 1: count, across, beside = rows, 4 * c.q_row, 4 * c.o_row
     low, wide, deep = row - rows + 1, (count + 15) // 16 * 16, (c.d + 15) // 16 * 16
@@ -124,7 +125,7 @@ def begin_unit(c, room, row, head, rows):
 
 @njit(**HELPER)
 def attend_unit_cached(c, room, row, head, rows):
-    """The outputs of a unit: strand after strand."""
+    """Compute the outputs of a unit: strand after strand."""
     u, o, beside = begin_unit(c, room, row, head, rows)
     slot, step = last_slot(c, row), (c.e + 15) // 16 * 64
     length = length_of(c, row, slot)
@@ -139,8 +140,8 @@ def attend_unit_cached(c, room, row, head, rows):
 
 @njit(**HELPER)
 def follows(c, row):
-    """Whether the row behind this one is the next of its sequence: its slot is the next of the page, or the first of
-    the page that follows."""
+    """True if the row behind this one is the next of its sequence: its slot is the next of the page, or the first of
+    the next page."""
     if c.starts: return False
     pair = longs(c.slots + 8 * row, 2)
     if pair[1] % PAGE: return pair[1] == pair[0] + 1
@@ -149,8 +150,8 @@ def follows(c, row):
 
 @Kernel.of(3, rare=True)
 def attend_cached(item, worker, arguments):
-    """softmax(scale q kᵀ) v of an item's rows, of heads that share keys and values. Rows that follow one another in
-    their sequence meet its pages together."""
+    """Compute softmax(scale q kᵀ) v of an item's rows, for heads that share keys and values. Consecutive rows of a
+    sequence meet its pages together."""
     c = record(arguments, CACHED)
     each, room = c.h // c.together, c.room + worker * c.apart
     row, high, head = item // each * c.rows, min((item // each + 1) * c.rows, c.T), item % each * c.together
@@ -165,7 +166,7 @@ def attend_cached(item, worker, arguments):
 
 @Kernel.of(3, rare=True)
 def attend_strands(item, worker, arguments):
-    """The carrier of one strand of a row, of heads that share keys and values."""
+    """Compute the carrier of one strand of a row, for heads that share keys and values."""
     c = record(arguments, CACHED)
     each, unit, strand = c.h // c.together, item // STRANDS, item % STRANDS
     row, head, slot = unit // each, unit % each * c.together, last_slot(c, unit // each)
@@ -180,7 +181,7 @@ def attend_strands(item, worker, arguments):
 
 @Kernel.of(3, rare=True)
 def merge_strands(item, worker, arguments):
-    """The outputs of a row, of heads that share keys and values: its strands in ascending order."""
+    """Compute the outputs of a row, for heads that share keys and values: its strands are merged in ascending order."""
     c = record(arguments, CACHED)
     each, room = c.h // c.together, c.room + worker * c.apart
     row, head, slot = item // each, item % each * c.together, last_slot(c, item // each)
@@ -196,26 +197,26 @@ def merge_strands(item, worker, arguments):
 
 
 def as_words(name: str, array: np.ndarray, count: int, limit: int, least: int = 0) -> np.ndarray:
-    """So many whole numbers as words; raises as `places` does."""
+    """Return `count` integers as words; raises as `places` does."""
     places(name, array, count, limit, least)
     return as_contiguous(name, array, np.int64)
 
 
 def endless(before: np.ndarray) -> bool:
-    """Whether some page has no first page before it: twice as many steps at a time."""
+    """True if the pages before some page form a loop: twice as many steps are followed at a time."""
     for _ in range(len(before).bit_length()): before = np.where(before < 0, before, before[before])
     return bool((before >= 0).any())
 
 
 def is_halves(name: str, cache: np.ndarray) -> bool:
-    """Whether a cache is bfloat16, whose bits are uint16. ValueError where it is neither that nor float32."""
+    """True if a cache is bfloat16, whose bits are uint16. ValueError if it is neither bfloat16 nor float32."""
     if cache.dtype in (np.uint16, f4): return bool(cache.dtype == np.uint16)
     raise ValueError(f"{name}: a cache is float32, or bfloat16 as uint16; this is {cache.dtype}")
 
 
 def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols), rounded where that is bfloat16. Slots are
-    all different. IndexError where one is outside."""
+    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols), rounded if that is bfloat16. Slots are all
+    different. IndexError for a slot outside."""
     check_heads(out, x=x)
     T, (heads, cols) = len(x), out.shape[1:]
     slots, halves = as_words("slots", slots, T, len(out)), is_halves("out", out)
@@ -234,15 +235,15 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
                      out: np.ndarray, scale: float = 1.0, starts: np.ndarray | Layout | None = None,
                      bias: np.ndarray | None = None, behind: int | None = None,
                      positions: np.ndarray | None = None) -> np.ndarray:
-    """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over what its sequence has cached up to
-    the row's own slot.
+    """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over the keys that its sequence has cached up to the
+    row's own slot.
 
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
-    as uint16; slots (T) say where a row's own key lies; before (C / PAGE) are the pages before, -1 before the
-    first. With starts, q and out have a row for the last of each sequence, slots are those of all rows. A bias is a
-    table by distance, see biased.py. A row sees so many keys `behind` itself, all where that is None; positions (T)
-    say then how many keys its sequence has had before it, as pages that no row sees any more may be missing.
-    IndexError where a slot is outside, ValueError where they lead nowhere."""
+    as uint16; slots (T) are the places of the rows' own keys; before (C / PAGE) are the pages before, -1 before the
+    first. With starts, q and out have a row for the last token of each sequence, and slots are those of all rows. A
+    bias is a table by distance, see biased.py. A row sees `behind` keys behind itself, all if that is None; otherwise
+    positions (T) give the number of keys that its sequence has had before it, as pages that no row sees any more may be
+    missing. IndexError for a slot outside, ValueError for pages that lead in a circle."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -268,23 +269,24 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     lies = [number for name, view, rows, many, kind in views
             for number in heads_of(name, view, rows, heads // many, kind)]
     shared = gcd(*serves[1:]) if serves[0] == 1 else 1
-    together = max(each for each in range(1, min(shared, QUERIES) + 1) if shared % each == 0)
+    together = max(divisor for divisor in range(1, min(shared, QUERIES) + 1) if shared % divisor == 0)
     units, workers, step = T * (heads // together), threads(), -(-e // 16) * 64
-    apart = workers > 1 and units < PIECES * workers         # too few for all to have some: they share the keys of each
+    apart = workers > 1 and units < PIECES * workers         # too few units for all workers: they share a unit's keys
     rows = 1 if apart else QUERIES if workers == 1 else max(1, min(QUERIES, -(-units // (PIECES * workers))))
     deep = -(-d // 16) * 16
     strip = LINE * (ROOM_LINES + deep + KEYS_AT_ONCE) + 4 * TURNED_KEYS * deep + halves * 4 * PAGE * max(d, e)
     table, strip, carrier = table_of(bias, heads), -(-strip // 64) * 64, 2 * LINE + together * step
     if bias is not None: separate(out, bias=bias)
-    own = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step
+    worker_bytes = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step
     factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
-        reserved = ROOM.reserve(own + apart * units * STRANDS * carrier, workers)
+        reserved = ROOM.reserve(worker_bytes + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)
         window = (FARTHEST, 0) if behind is None else (min(behind, FARTHEST), address(positions))
-        fields = (*lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, own, carrier, *window,
-                  *table, strip, factor)
-        made = filled(*fields)
-        if apart: launch(workers, (attend_strands, made, units * STRANDS), (merge_strands, made, units))
-        else: launch(workers, (attend_cached, made, -(-T // rows) * (heads // together)))
+        fields = (*lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, halves, worker_bytes, carrier,
+                  *window, *table, strip, factor)
+        launch_record = filled(*fields)
+        if apart:
+            launch(workers, (attend_strands, launch_record, units * STRANDS), (merge_strands, launch_record, units))
+        else: launch(workers, (attend_cached, launch_record, -(-T // rows) * (heads // together)))
     return out

@@ -1,12 +1,13 @@
-"""What rows see of a cache, in chunks of 256 keys counted from the first token of their sequence.
+"""Attention of rows over a cache, in chunks of 256 keys counted from the first token of their sequence.
 
-A row may see its last keys alone, those of a window; pages wholly behind the windows of all rows are not read, and a
-chunk that is passed by leaves a carrier as it is.
+A row may see only its last keys, those of a window. Pages wholly behind the windows of all rows are not read, and a
+skipped chunk leaves a carrier as it is.
 
-The carrier (m, l, o) of softmax is summed apart for every eighth chunk, a *strand*, from the last chunk back; strands
-are merged in ascending order. So the order of every sum follows from positions alone: not from the pages that a
-sequence was given, from how many rows meet a page together, or from who computes which strand. A score is summed column
-by column, an output key by key, whatever tile of registers they are in; a key that a row does not see yet adds zero."""
+The carrier (m, l, o) of softmax is summed separately for every eighth chunk, a *strand*, from the last chunk back;
+strands are merged in ascending order. So the order of every sum follows from positions alone: it does not depend on the
+pages that a sequence was given, on how many rows meet a page together, or on which worker computes which strand. A
+score is summed column by column, an output key by key, in any tile of registers; a key that a row does not see yet adds
+zero."""
 from typing import NamedTuple
 
 import numpy as np
@@ -32,14 +33,14 @@ from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros
 
 CHUNK = 256                                                  # keys of a chunk
-STRANDS = 8                                                  # sums apart, of every eighth chunk each
-FADED, BEGUN = 1, 2                                          # what an output holds: sums to be faded, or to go on with
+STRANDS = 8                                                  # separate sums, one for every eighth chunk
+FADED, BEGUN = 1, 2                                          # an output holds sums to be faded, or to be continued
 f4 = np.float32
 
 
 class Unit(NamedTuple):
-    """Queries that meet keys together, as lines of so many vectors: rows of one head, or one row of a few heads; and
-    where a worker keeps what it needs for them."""
+    """Queries that meet keys together, as lines of `wide` numbers: rows of one head, or one row of a few heads; and the
+    addresses of a worker's scratch for them."""
     rows: int
     many: int
     wide: int
@@ -57,7 +58,7 @@ class Unit(NamedTuple):
 
 @njit(**HELPER)
 def score_tile(none, k, along, turned, depth, s):
-    """Lines of scores of a few keys against queries, turned."""
+    """Compute lines of scores of a few keys against transposed queries."""
     sums = none
     for _ in range(depth):
         sums = add_outer(sums, k, along, turned, None)
@@ -68,7 +69,7 @@ def score_tile(none, k, along, turned, depth, s):
 
 @njit(**HELPER)
 def score_pages(k, along, keys, turned, depth, s, wide):
-    """Lines of scores of whole pages of keys."""
+    """Compute lines of scores of whole pages of keys."""
     for key in range(0, keys, PAGE):
         at, line = k + key * along, s + key * LINE
         if not MANY_REGISTERS:
@@ -86,13 +87,13 @@ def score_pages(k, along, keys, turned, depth, s, wide):
 
 @njit(**HELPER)
 def sum_fourth(at):
-    """Every fourth line of a page, added up as halves of a vector are."""
+    """Sum every fourth line of a page, in the order in which halves of a vector are added."""
     return (get(at, None) + get(at + 8 * LINE, None)) + (get(at + 4 * LINE, None) + get(at + 12 * LINE, None))
 
 
 @njit(**HELPER)
 def soften_lines(s, keys, tops, masses, fades, shares, fresh):
-    """What soften_heads does, for 16 queries: a vector of each of so many lines."""
+    """Run `soften_heads` for 16 queries: a vector of each of `keys` lines."""
     whole = s + (keys + PAGE - 1) // PAGE * PAGE * LINE
     for at in range(s + keys * LINE, whole, LINE): keep(zeros(1, 1) + HIDDEN, at, None)
     old = get(tops, None)
@@ -106,7 +107,8 @@ def soften_lines(s, keys, tops, masses, fades, shares, fresh):
 
 @njit(**HELPER)
 def weigh_tile(none, p, beside, along, keys, v, across, o, step, held, fades, lanes):
-    """Rows of outputs: what they hold, plus p v; p has bytes between two queries, and between two keys."""
+    """Update rows of outputs: their stored sums, plus p v; beside and along are the bytes of p between queries and
+    keys."""
     sums = none
     if held == FADED: sums = times_rows(fetch(none, o, step, lanes), fades)
     elif held: sums = fetch(none, o, step, lanes)
@@ -119,7 +121,7 @@ def weigh_tile(none, p, beside, along, keys, v, across, o, step, held, fades, la
 
 @njit(**HELPER)
 def weigh_band(broad, narrow, row, columns, p, beside, along, keys, v, across, o, step, held, fades):
-    """weigh_tile for all columns of some rows."""
+    """Run `weigh_tile` on all columns of some rows."""
     p, o, fades, left = p + beside * row, o + row * step, fades + 4 * row, 0
     while left + span(broad) <= columns:
         weigh_tile(broad, p, beside, along, keys, v + 4 * left, across, o + 4 * left, step, held, fades, None)
@@ -132,7 +134,7 @@ def weigh_band(broad, narrow, row, columns, p, beside, along, keys, v, across, o
 
 @njit(**HELPER)
 def weigh_keys(rows, columns, p, beside, along, keys, v, across, o, step, held, fades):
-    """The outputs of all rows."""
+    """Update the outputs of all rows."""
     row = 0
     if MANY_REGISTERS:
         while row + 8 <= rows:
@@ -158,8 +160,8 @@ def weigh_keys(rows, columns, p, beside, along, keys, v, across, o, step, held, 
 
 @njit(**HELPER)
 def hide_later(s, keys, first, rows):
-    """Minus infinity where a row does not see a key yet: the first row sees so many of the keys, each other one
-    more."""
+    """Set scores of keys that a row does not see yet to minus infinity: the first row sees `first` of the keys, each
+    further row one more."""
     for j in range(max(first, 0), keys):
         line = floats(s + j * LINE, QUERIES)
         for i in range(min(j - first + 1, rows)): line[i] = HIDDEN
@@ -167,8 +169,8 @@ def hide_later(s, keys, first, rows):
 
 @njit(**HELPER)
 def hide_earlier(s, keys, first, rows):
-    """Minus infinity where a key lies behind a row's window: of the first row so many of the keys do, of each other one
-    more."""
+    """Set scores of keys behind a row's window to minus infinity: `first` of the keys for the first row, one more for
+    each further row."""
     for j in range(min(first + rows - 1, keys)):
         line = floats(s + j * LINE, QUERIES)
         for i in range(max(j - first + 1, 0), rows): line[i] = HIDDEN
@@ -176,7 +178,7 @@ def hide_earlier(s, keys, first, rows):
 
 @njit(**HELPER)
 def hide_earlier_of_row(s, keys, first, heads):
-    """Minus infinity where a key lies behind the window of a row, in each of so many heads."""
+    """Set scores of keys behind the window of one row to minus infinity, in each of its heads."""
     for head in range(heads):
         scores = floats(s + head * ROW, KEYS_AT_ONCE)
         for j in range(min(first, keys)): scores[j] = HIDDEN
@@ -186,7 +188,7 @@ def hide_earlier_of_row(s, keys, first, heads):
 
 @njit(**HELPER)
 def count_pages(before, page):
-    """The pages of a sequence up to one of them."""
+    """Count the pages of a sequence up to one of them."""
     count = 0
     while page >= 0:
         page = longs(before + 8 * page, 1)[0]
@@ -196,7 +198,7 @@ def count_pages(before, page):
 
 @njit(**HELPER)
 def run_of(pages, at, end):
-    """How many pages from one on lie in turn."""
+    """Count the pages from one on that are stored consecutively."""
     count = 1
     while at + count < end and pages[at + count] == pages[at] + count: count += 1
     return count
@@ -204,7 +206,7 @@ def run_of(pages, at, end):
 
 @njit(**HELPER)
 def score_lines(c, u, k, pages, at, end, keys, head, ahead):
-    """Lines of scores of the keys of some pages, against rows of a head."""
+    """Compute lines of scores of the keys of some pages, against rows of a head."""
     size, page = 4 - 2 * c.halves, at
     while page < end:
         count = 1 if c.halves else run_of(pages, page, end)
@@ -221,7 +223,7 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
 
 @njit(**HELPER)
 def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
-    """Rows of scores of the keys of some pages, against heads of a row: two pages at a time."""
+    """Compute rows of scores of the keys of some pages, against heads of a row: two pages at a time."""
     size = 4 - 2 * c.halves
     for page in range(at, end):
         lies, along, side = k + size * pages[page] * PAGE * c.k_row, size * c.k_row, (page - at) * PAGE % TURNED_KEYS
@@ -234,7 +236,7 @@ def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
 
 @njit(**HELPER)
 def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
-    """Merge the keys of a few pages with what is carried; the first row sees so many of them."""
+    """Merge the keys of a few pages into the carrier; the first row sees `ahead` of them."""
     pages, end, size = longs(u.pages, CHUNK // PAGE), at + (keys + PAGE - 1) // PAGE, 4 - 2 * c.halves
     k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
     if u.rows == 1:
@@ -258,7 +260,7 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
 
 @njit(**HELPER)
 def begin_carrier(u, columns, masses, o, beside):
-    """Masses and sums of no key."""
+    """Write masses and sums of no key: zeros."""
     for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1), masses + g, None)
     for i in range(u.many):
         for j in range(0, columns, 16): keep(zeros(1, 1), o + i * beside + 4 * j, min(16, columns - j))
@@ -266,8 +268,8 @@ def begin_carrier(u, columns, masses, o, beside):
 
 @njit(**HELPER)
 def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
-    """The carrier of a strand for queries of which the last lies in this slot, the last of so many keys. Pages in which
-    none of them sees a key are not read."""
+    """Compute the carrier of a strand for queries. The last query is at this slot, and is the last of `length` keys.
+    Pages in which no query sees a key are not read."""
     pages, page, at = longs(u.pages, CHUNK // PAGE), slot // PAGE, (length - 1) // PAGE
     chunk, fresh = (length - 1) // CHUNK, True
     chunk -= (chunk - strand) % STRANDS
@@ -277,7 +279,7 @@ def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
         first = chunk * (CHUNK // PAGE)
         while at >= max(first, lowest):
             if at < first + CHUNK // PAGE: pages[at - first] = page
-            page, at = max(longs(c.before + 8 * page, 1)[0], 0), at - 1      # what leads nowhere reads no other memory
+            page, at = max(longs(c.before + 8 * page, 1)[0], 0), at - 1      # a missing page is read as page 0
         for tile in range(0, CHUNK, KEYS_AT_ONCE):
             begins = max(chunk * CHUNK + tile, lowest * PAGE)
             keys = min(chunk * CHUNK + tile + KEYS_AT_ONCE, length) - begins
@@ -291,7 +293,7 @@ def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
 
 @njit(**HELPER)
 def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_masses, more, step, fades, gains):
-    """Merge one carrier with another."""
+    """Merge one carrier into another."""
     for g in range(0, 4 * wide, 64):
         old, new = get(tops + g, None), get(more_tops + g, None)
         top = larger(old, new)
@@ -310,7 +312,7 @@ def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_ma
 
 @njit(**HELPER)
 def share_sums(count, wide, columns, masses, o, beside, shares):
-    """Outputs over their masses."""
+    """Divide outputs by their masses."""
     for g in range(0, 4 * wide, 64): keep(reciprocal(get(masses + g, None)), shares + g, None)
     each = floats(shares, count)
     for i in range(count):
@@ -322,6 +324,6 @@ def share_sums(count, wide, columns, masses, o, beside, shares):
 
 @njit(**HELPER)
 def turn_queries(c, q, across, count, turned, wide):
-    """Queries turned, times the scale."""
+    """Transpose queries, and multiply them by the scale."""
     turn_in(q, across, count, c.d, turned, QUERIES, (c.d + 15) // 16 * 16)
     scale_lines(turned, c.d, wide, LINE, f4(c.scale))

@@ -1,8 +1,8 @@
 """Attention in three kernels: scores, softmax, values. In one: attending.py.
 
-An item is a tile of queries of one head of one sequence. A query sees the keys from so many positions behind it to so
-many before it; a row without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each
-serves a group."""
+An item is a tile of queries of one head of one sequence. A query sees the keys within a reach behind it and ahead of
+it; a row without keys gives zeros. Heads may be shared: if q, k or v have fewer heads than the others, each serves a
+group."""
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,21 +26,20 @@ __all__ = ["scores", "softmax", "values"]
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
-# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many
-# heads
-# one of q serves; behind, ahead: the keys that a query sees; tile: how many keys pass by at a time
+# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: heads served
+# by one head of q; behind, ahead: the reach of a query, in keys; tile: keys processed at a time
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
                                       "tile"), *BY_DISTANCE, ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
 __borders__ = QUERIES, KEYS
-MAX_ROWS = 2 ** 31                                       # of a batch: fewer, so that the square of a length is an int64
+MAX_ROWS = 2 ** 31                                       # a batch has fewer rows: a length squared is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
 
 
 @njit(**HELPER)
 def turn_keys(source, step, rows, columns, target, across):
-    """target (columns, rows) = the transpose of source (rows, columns); bytes between rows."""
+    """target (columns, rows) = the transpose of source (rows, columns); step and across: bytes between rows."""
     even, full = rows // 16 * 16, columns // 16 * 16
     for i in range(0, even, 16):
         for j in range(0, full, 16): turn(source + i * step + 4 * j, step, target + j * across + 4 * i, across)
@@ -51,7 +50,7 @@ def turn_keys(source, step, rows, columns, target, across):
 
 @njit(**HELPER)
 def part(c, item):
-    """(sequence's start, its length, head, first query, end of queries, sequence) of an item."""
+    """Return (sequence's start, its length, head, first query, end of queries, sequence) of an item."""
     first, starts = longs(c.first, c.S + 1), longs(c.starts, c.S + 1)
     block, head = item // c.h, item % c.h
     low, high = 0, c.S
@@ -66,7 +65,7 @@ def part(c, item):
 
 @njit(**HELPER)
 def copy_rows(source, step, rows, columns, target, across):
-    """target (rows, columns) = source; bytes between rows."""
+    """target (rows, columns) = source; step and across: bytes between rows."""
     full = columns // 16 * 16
     for i in range(rows):
         row, copy = source + i * step, target + i * across
@@ -76,7 +75,7 @@ def copy_rows(source, step, rows, columns, target, across):
 
 @njit(**HELPER)
 def scores_of(c, q, rows, key, keys, head, turned, target, step):
-    """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
+    """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are transposed first."""
     k = c.k + 4 * (key * c.k_row + head // c.k_of * c.k_head)
     turn_keys(k, 4 * c.k_row, keys, c.d, turned, 4 * c.tile)
     multiply(c.multiply, rows, keys, c.d, q, 4 * c.q_row, turned, 4 * c.tile, target, step, 1)
@@ -84,27 +83,27 @@ def scores_of(c, q, rows, key, keys, head, turned, target, step):
 
 @njit(**HELPER)
 def seen(c, query, key, keys):
-    """(from, to): which of the keys that begin at key a query sees; none where to is not behind from."""
+    """Return (from, to) of the keys from `key` on that a query sees; none if `to` is not larger than `from`."""
     low, high = max(0, query - c.behind - key), min(keys, query + c.ahead + 1 - key)
     return min(low, keys), max(high, 0)
 
 
 @njit(**HELPER)
 def blank(s, low, high, count):
-    """Zeros before low and from high on, in a row of so many numbers."""
+    """Write zeros before `low` and from `high` on, in a row of `count` numbers."""
     for j in range(low): s[j] = 0
     for j in range(max(low, high), count): s[j] = 0
 
 
 @njit(**HELPER)
 def flat_offset(c, sequence, head, low, length):
-    """Bytes before row low of a head's scores, in the flat array of all sequences and heads."""
+    """Return the bytes before row `low` of a head's scores, in the flat array of all sequences and heads."""
     return 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
 
 
 @Kernel
 def score(item, worker, arguments):
-    """scale q kᵀ + bias of a tile of queries, stored at p: for each sequence (heads, length, length)."""
+    """Compute scale q kᵀ + bias of a tile of queries, stored at p: for each sequence (heads, length, length)."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
     p, room = c.p + flat_offset(c, sequence, head, low, length), c.room + worker * c.apart
@@ -125,7 +124,8 @@ def score(item, worker, arguments):
 
 @Kernel
 def share_row(item, worker, arguments):
-    """Softmax of what a tile of rows of scores sees, from q to p (flat; the same layout); zeros elsewhere."""
+    """Compute softmax over the scores that each row of a tile sees, from q to p (flat; in one layout); zeros
+    elsewhere."""
     c = record(arguments, ATTENTION)
     _, length, head, low, high, sequence = part(c, item)
     offset = flat_offset(c, sequence, head, low, length)
@@ -142,7 +142,7 @@ def share_row(item, worker, arguments):
 
 @Kernel
 def weigh(item, worker, arguments):
-    """p v of a tile of rows of p."""
+    """Compute p v of a tile of rows of p."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
     multiply(c.multiply, high - low, c.e, length, c.p + flat_offset(c, sequence, head, low, length), 4 * length,
@@ -155,14 +155,15 @@ EVERY: Reach = (ALL, ALL)
 
 
 def clipped(reach: Reach) -> Reach:
-    """A reach of which nothing is farther away than ALL."""
+    """Return a reach with both sides limited to ALL."""
     behind, ahead = (max(-ALL, min(keys, ALL)) for keys in reach)
     return behind, ahead
 
 
 def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int,
              number: type[np.generic] = f4) -> tuple[int, int, int]:
-    """(address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a head."""
+    """Return (address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a
+    head."""
     if array is None: return 0, 0, 0
     if array.dtype != number or array.ndim != 3 or array.shape[:2] != (rows, heads):
         wanted = f"{np.dtype(number)} of shape ({rows}, {heads}, width)"
@@ -175,8 +176,8 @@ def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int,
 
 
 def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
-    """The door of kernels of heads: all have three axes, out may be written to, and lies apart from what is read.
-    ValueError names what does not fit."""
+    """Check the arguments of kernels of heads: all have three axes, out is writable, and does not overlap the arrays
+    that are read. ValueError names the array that does not fit."""
     for name, array in (*read.items(), ("out", out)):
         if array.ndim != 3: raise ValueError(f"{name}: expected three axes, got shape {array.shape}")
     writable("out", out)
@@ -184,21 +185,21 @@ def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
 
 
 def check_scale(scale: float) -> float:
-    """A scale of scores; ValueError if it is no float32."""
+    """Return a scale of scores; ValueError if it is no finite float32."""
     if abs(scale) <= FLOAT32_MAX: return scale
     raise ValueError(f"scale: {scale} is no finite float32")
 
 
 class Layout(NamedTuple):
-    """Where the sequences of a batch lie: row offsets, scores of one head before each."""
+    """The places of the sequences of a batch: row offsets, and the scores of one head before each sequence."""
     starts: np.ndarray
     before: np.ndarray
 
 
 @lru_cache(64)
 def layout(starts: bytes) -> Layout:
-    """The layout of the sequences that begin at these rows (int64); remembered, as every layer asks for it."""
-    rows = np.frombuffer(starts, np.int64).copy()             # an address is found sooner where it may be written to
+    """Return the layout of the sequences that begin at these rows (int64); cached, as every layer needs it."""
+    rows = np.frombuffer(starts, np.int64).copy()             # the address of a writable array is found sooner
     lengths = np.diff(rows)
     if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
     if rows[-1] >= MAX_ROWS: raise ValueError(f"starts: {rows[-1]} rows, where fewer than {MAX_ROWS} are possible")
@@ -206,25 +207,26 @@ def layout(starts: bytes) -> Layout:
 
 
 def sequences(starts: ArrayLike | Layout) -> Layout:
-    """The layout of whole numbers that rise from 0; a layout as it is. ValueError for any others."""
+    """Return the layout of integers that rise from 0; a layout as it is. ValueError for other arguments."""
     if isinstance(starts, Layout): return starts
-    given = np.asarray(starts)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        raise ValueError(f"starts: expected a row of whole numbers, got {given.dtype} of shape {given.shape}")
-    return layout(given.astype(np.int64).tobytes())
+    array = np.asarray(starts)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"starts: expected a row of whole numbers, got {array.dtype} of shape {array.shape}")
+    return layout(array.astype(np.int64).tobytes())
 
 
 def sums(counts: np.ndarray) -> np.ndarray:
-    """What comes before each, and all."""
+    """Exclusive prefix sums, and the total at the end."""
     return np.concatenate(([0], np.cumsum(counts)))
 
 
 def served(name: str, array: np.ndarray | None, heads: int) -> int:
-    """How many of so many heads one head of a (rows, its heads, width) view serves."""
+    """Return how many of `heads` heads are served by one head of a (rows, its heads, width) view."""
     if heads < 1: raise ValueError(f"out: it has {heads} heads")
-    own = heads if array is None or array.ndim != 3 else array.shape[1]
-    if own < 1 or heads % own: raise ValueError(f"{name}: its {own} heads do not divide {heads}")
-    return heads // own
+    array_heads = heads if array is None or array.ndim != 3 else array.shape[1]
+    if array_heads < 1 or heads % array_heads:
+        raise ValueError(f"{name}: its {array_heads} heads do not divide {heads}")
+    return heads // array_heads
 
 
 def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
@@ -257,7 +259,7 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0,
            bias: np.ndarray | None = None) -> np.ndarray:
     """out: flat, for each sequence (h, length, length): scale q kᵀ + bias, a table by distance (biased.py); h is the
-    largest number of heads of these."""
+    largest number of heads among q, k and the bias."""
     if q.ndim != 3 or k.ndim != 3:
         raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
     writable("out", out)
@@ -268,7 +270,7 @@ def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, sc
 
 
 def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reach: Reach = EVERY) -> np.ndarray:
-    """Softmax along the keys of flat scores that each query sees, zeros elsewhere; out may be x."""
+    """Compute softmax over the keys that each query sees of flat scores, zeros elsewhere; out may be x."""
     if heads < 1: raise ValueError(f"softmax: {heads} heads")
     writable("out", out)
     separate(out, over=True, x=x)

@@ -1,6 +1,5 @@
-"""Queries of one row, in the heads that share keys and values, against pages of keys: lanes are keys, so that none is
-idle however few heads there are. A page of keys is turned once for all heads. Every sum has the order that chunks.py
-gives it."""
+"""Queries of one row, in the heads that share keys and values, against pages of keys. Lanes are keys, so none is idle
+even with few heads. A page of keys is transposed once for all heads. Every sum has the order defined in chunks.py."""
 import numpy as np
 
 from formats.kernels.attentions.attending import HIDDEN, LINE, carry
@@ -29,13 +28,13 @@ from formats.kernels.simd.words import SHORT, WORDS, words_of
 PAGE = 16                                                    # rows of a page
 KEYS_AT_ONCE = 128                                           # keys that queries meet at once
 ROW = 4 * KEYS_AT_ONCE                                       # bytes of scores of a head
-TURNED_KEYS = 2 * PAGE                                       # keys that are turned side by side
+TURNED_KEYS = 2 * PAGE                                       # keys that are transposed side by side
 f4 = np.float32
 
 
 @njit(**HELPER)
 def score_heads(none, turned, keys, depth, s):
-    """Scores of as many heads as a tile has rows."""
+    """Compute the scores of as many heads as a tile has rows."""
     sums = none
     for _ in range(depth):
         sums = add_outer(sums, turned, 4, keys, None)
@@ -46,7 +45,8 @@ def score_heads(none, turned, keys, depth, s):
 
 @njit(**HELPER)
 def score_turned(turned, many, keys, depth, s):
-    """Scores of all heads against keys that were turned: queries too, a line for each column."""
+    """Compute the scores of all heads against transposed keys; queries are transposed, too, with a line for each
+    column."""
     head = 0
     if MANY_REGISTERS:
         while head + 8 <= many:
@@ -81,7 +81,7 @@ def turn_halves(typing, x, across, y, along):
 
 @intrinsic
 def widened(typing, address):
-    """The 16 bfloat16 at an address, as float32."""
+    """Load the 16 bfloat16 at an address, as float32."""
     def code(context, builder, signature, values):
         stored = builder.load(pointer_at(builder, values[0], 0, ir.VectorType(SHORT, LANES)))
         stored.align = 2
@@ -91,7 +91,7 @@ def widened(typing, address):
 
 @njit(**HELPER)
 def widen_rows(source, along, rows, first, columns, target, across):
-    """Rows of bfloat16 as float32, from a column on; bytes between rows."""
+    """Convert rows of bfloat16 to float32, from column `first` on; along and across: bytes between rows."""
     whole = first + (columns - first) // 16 * 16
     for i in range(rows):
         for j in range(first, whole, 16): keep(widened(source + i * along + 2 * j), target + i * across + 4 * j, None)
@@ -101,7 +101,7 @@ def widen_rows(source, along, rows, first, columns, target, across):
 
 @njit(**HELPER)
 def turn_page(halves, page, along, columns, keys, room):
-    """The rows of a page as lanes, columns one after another."""
+    """Transpose the rows of a page into lanes, columns one after another."""
     if not halves: return turn_in(page, along, PAGE, columns, keys, TURNED_KEYS, columns)
     whole = columns // 32 * 32
     for j in range(0, whole, 32): turn_halves(page + 2 * j, along, keys + 4 * TURNED_KEYS * j, 4 * TURNED_KEYS)
@@ -113,8 +113,8 @@ def turn_page(halves, page, along, columns, keys, room):
 
 @njit(**HELPER)
 def soften_heads(s, many, keys, tops, masses, fades, shares, fresh):
-    """What `softened` does, of so many heads: scores become powers of two of what they are above each head's maximum so
-    far. Those beyond the keys count for nothing."""
+    """Run `softened` for `many` heads: scores become powers of two of their distance to each head's maximum so far.
+    Lanes beyond the keys add nothing."""
     whole = (keys + PAGE - 1) // PAGE * PAGE
     found, top = floats(shares, many), floats(fades, many)
     for head in range(many):

@@ -1,4 +1,5 @@
-"""Attention over blocks of scores: what a mask leaves out is never computed, and bits decide at its edges alone."""
+"""Attention over blocks of scores: blocks that a mask leaves out are never computed, and bits decide only at its
+edges."""
 import numpy as np
 
 from formats.core.arrays import separate
@@ -33,12 +34,12 @@ MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply r
                    ("scale", "f8")])
 f4, i8 = np.float32, np.int64
 HIDDEN = f4(-np.inf)
-FAINT = 1e-30                                      # in place of a scale of 0, which would make hidden scores no numbers
+FAINT = 1e-30                                      # replaces a scale of 0, which would turn hidden scores into NaN
 
 
 @intrinsic
 def hide(typing, bits, s, value):
-    """Write a number to those of the 16 at s whose bit is not set."""
+    """Store a number in those of the 16 at s whose bit is not set."""
     def code(context, builder, signature, values):
         bits, s, value = values
         gone = builder.bitcast(builder.trunc(builder.not_(bits), ir.IntType(LANES)), MASK)
@@ -53,7 +54,7 @@ def hide(typing, bits, s, value):
 
 @njit(**HELPER)
 def hide_edges(c, b, count, rows, scores, value):
-    """In a run of blocks, the scores that the bits of its edges leave out."""
+    """Hide the scores that the bits of edge blocks leave out, in a run of blocks."""
     edge = pointer(c.edge, np.uint32)
     for j in range(count):
         if not edge[b + j]: continue
@@ -66,7 +67,7 @@ def hide_edges(c, b, count, rows, scores, value):
 
 @njit(**HELPER)
 def fold_in(c, rows, keys, scores, o, tops, masses, scale):
-    """A run of scores becomes weights; what was summed before is made comparable."""
+    """Turn a run of scores into weights, and rescale the earlier sums to the new maximum."""
     for i in range(rows):
         s = scores + 4 * i * c.tile
         top = largest(s, keys, scale)
@@ -86,7 +87,7 @@ def fold_in(c, rows, keys, scores, o, tops, masses, scale):
 
 @njit(**HELPER)
 def neighbours(c, b, end):
-    """How many blocks from b on follow one another, at most a tile."""
+    """Count the consecutive blocks from b on, at most a tile."""
     idx, count = pointer(c.idx, np.uint32), 1
     while b + count < end and (count + 1) * c.block <= c.tile and idx[b + count] == idx[b] + count: count += 1
     return count
@@ -94,7 +95,7 @@ def neighbours(c, b, end):
 
 @Kernel.of(3, rare=True)
 def attend_blocks(item, worker, arguments):
-    """softmax(scale q kᵀ) v of a block row of a head: run after run of neighbouring blocks that are there."""
+    """Compute softmax(scale q kᵀ) v of a block row of a head: run after run of neighbouring stored blocks."""
     c = record(arguments, MASKED)
     row, head, scale = item // c.h, item % c.h, f4(c.scale)
     low = row * c.block
@@ -126,7 +127,7 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     """out (m, h, e) = softmax(scale q kᵀ) v over the scores that a mask holds (formats.storage.masks), in each head.
 
     q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as
-    out or of a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see nothing are zeros."""
+    out or of a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see no key are zeros."""
     check_heads(out, q=q, k=k, v=v)
     for name, array in (("ptr", ptr), ("idx", idx), ("edge", edge)): typed(name, array, np.uint32)
     separate(out, ptr=ptr, idx=idx, edge=edge, bits=typed("bits", bits, np.uint16, axes=3))

@@ -1,1 +1,2 @@
-"""How kernels are compiled, kept, launched and recorded, and the pool of threads that runs them."""
+"""The engine of kernels: compilation, the cache of object code, launches, recordings, and the pool of threads that runs
+them."""

@@ -21,23 +21,23 @@ OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
 WRITTEN_BY = "formats.kernels.llvm.text_code"
 HOME = __package__.rpartition(".")[0]                        # the package of all kernels
-# what most others need
+# modules that most other kernels need
 COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
-COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
-UNFORKED = RLock()                                      # held for moments that a fork must not split; it waits for them
+COMPILING = RLock()                                          # a thread that waits for it finds its functions compiled
+UNFORKED = RLock()                                      # held for moments that a fork must not split; a fork waits
 SHARING: list[None] = []                                     # one for each thread that compiles
-# what a walk does without, see together
+# functions that a walk lacks, see walk_compiled
 MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)
 T = TypeVar("T")
 
 
 def digest_code(said: str) -> str:
-    """What code is known by: what it says, and what makes code of that."""
+    """Return the key of code: a digest of its description and of the sources of the compiler that writes it."""
     return hashlib.blake2b(f"{sources(WRITTEN_BY)} {said}".encode(), digest_size=8).hexdigest()
 
 
 class Function:
-    """A C function, named by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
+    """A C function, called by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
     only when it is used. It may be declared in any module that can be imported."""
 
     def __init__(self, body: Callable[..., object], arguments: int = 3, result: bool = False,
@@ -48,17 +48,17 @@ class Function:
 
     @classmethod
     def of(cls, arguments: int, result: bool = False, rare: bool = False) -> Callable[[Callable[..., object]], Self]:
-        """Decorate a function of so many arguments."""
+        """Decorate a function of `arguments` arguments."""
         return lambda body: cls(body, arguments, result, rare)
 
     @property
     def module(self) -> str:
-        """The module that declares it."""
+        """The name of the module that declares it."""
         return self.body.__module__
 
     @property
     def address(self) -> int:
-        """Where it is in this process; 0 inside `walk_compiled` if it must be compiled."""
+        """The address of the function in this process; 0 inside `walk_compiled` if it must be compiled."""
         if not self.place:
             if (missing := MISSING.get()) is None: provide([self], others=True)
             elif not self.found(): missing.append(self)
@@ -66,22 +66,22 @@ class Function:
 
     @cached_property
     def call(self) -> Callable[..., int | None]:
-        """Call it from Python; the interpreter lock is released meanwhile."""
+        """The function as Python calls it; the interpreter lock is released meanwhile."""
         provide([self], others=True)
         result = ctypes.c_int64 if self.result else None
         return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.place)
 
     @cached_property
     def symbol(self) -> str:
-        """The name of its object code: what it is declared by, and with, is part of it."""
+        """The name of its object code, with a digest of the sources that it depends on."""
         if (module := self.body.__module__) == "__main__":
             raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can "
                                "be imported")
-        said = sources(module) if module.startswith(f"{HOME}.") else closure(self.body)
-        return f"{self.name}-{digest_code(said)}"
+        description = sources(module) if module.startswith(f"{HOME}.") else closure(self.body)
+        return f"{self.name}-{digest_code(description)}"
 
     def found(self) -> bool:
-        """Whether it is in this process, or was in the cache."""
+        """True if it is in this process, or was in the cache."""
         with UNFORKED:
             if not self.place: self.place = objects.load_function(self.symbol)
             return bool(self.place)
@@ -93,10 +93,10 @@ class Kernel(Function):
 
 def walk_compiled(walk: Callable[[], T], *needed: Function,
                   progress: Callable[[str, float], None] = lambda name, seconds: None) -> T:
-    """walk(). If it or those needed besides lack functions, they are compiled at once, with progress(name, seconds)
-    after each, and it is done again: the first time they have the address 0. Python itself leaves the context, however
-    the walk ends."""
-    missing = [each for each in needed if not each.found()]
+    """Return walk(). If it or the functions in `needed` lack code, they are compiled together, with progress(name,
+    seconds) after each, and the walk is repeated: the first time they have the address 0. The context variable is reset
+    however the walk ends."""
+    missing = [function for function in needed if not function.found()]
     def collect() -> T:
         MISSING.set(missing)
         return walk()
@@ -109,36 +109,37 @@ def walk_compiled(walk: Callable[[], T], *needed: Function,
 def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
             others: bool = False) -> None:
     """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With
-    others, if any must be compiled, so are those that are most likely needed next: of the same modules, and of common
-    ones. No lock is held in progress: it may launch, for which another thread may hold what compiling waits for."""
-    with closing(provided(functions, others)) as each:
+    `others`, if any must be compiled, so are the functions most likely needed next: of the same modules, and of common
+    ones. No lock is held in progress: it may launch, for which another thread may hold a lock that compiling waits
+    for."""
+    with closing(provided(functions, others)) as compiled:
         while True:
-            with COMPILING: told = next(each, None)
-            if told is None: return
-            progress(*told)
+            with COMPILING: timing = next(compiled, None)
+            if timing is None: return
+            progress(*timing)
 
 
 def provided(functions: Iterable[Function], others: bool) -> Generator[tuple[str, float]]:
-    """(name, seconds) of each function once it has its address."""
+    """Yield (name, seconds) of each function once it has its address."""
     begun, missing = time.perf_counter(), []
-    for each in dict.fromkeys(functions):
-        if not each.found(): missing.append(each)
+    for function in dict.fromkeys(functions):
+        if not function.found(): missing.append(function)
         else:
-            yield each.name, time.perf_counter() - begun
+            yield function.name, time.perf_counter() - begun
             begun = time.perf_counter()
     if not missing: return
     from formats.kernels.engine.compiler import compile_each
     if others:
-        near = {each.module for each in missing} | {f"{HOME}.{each}" for each in COMMON}
-        missing += [each for each in FUNCTIONS.values() if each.module in near and each not in missing
-                    and not each.rare and not each.found()]
+        near = {function.module for function in missing} | {f"{HOME}.{name}" for name in COMMON}
+        missing += [function for function in FUNCTIONS.values() if function.module in near and function not in missing
+                    and not function.rare and not function.found()]
     with sharing_spare(): yield from load_compiled(compile_each(missing), missing)
 
 
 @contextmanager
 def sharing_spare() -> Iterator[None]:
-    """Inside, a thread compiles, and may do so into the spare directory. That goes once no thread does: what is loaded
-    needs no file, and a process that is killed later leaves none."""
+    """Register a thread that compiles, and may do so into the spare directory. The directory is removed once no thread
+    compiles: loaded code needs no file, and a process that is killed later leaves none."""
     with UNFORKED: SHARING.append(None)
     try: yield
     finally:
@@ -148,15 +149,15 @@ def sharing_spare() -> Iterator[None]:
 
 
 def load_compiled(compiling: Iterable[tuple[str, float]], missing: list[Function]) -> Generator[tuple[str, float]]:
-    """(name, seconds) of functions that are being compiled; all of them are loaded in the end."""
+    """Yield (name, seconds) of functions that are being compiled; all of them are loaded in the end."""
     yield from compiling
-    if lost := [each.name for each in missing if not each.found()]:
+    if lost := [function.name for function in missing if not function.found()]:
         raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its "
                            "disk full?")
 
 
 def calling(count: int) -> Callable[..., None]:
-    """An intrinsic that calls the C function at an address with so many arguments."""
+    """Make an intrinsic that calls the C function at an address with `count` arguments."""
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
     @intrinsic
     def call(typing: Typing, address: types.Type, *arguments: types.Type) -> Intrinsic:
@@ -170,7 +171,7 @@ def calling(count: int) -> Callable[..., None]:
 
 
 def forked() -> None:
-    """A forked process: the thread that waits for a compiler is not here."""
+    """Reset the lock in a forked process: the thread that waits for a compiler is not here."""
     global COMPILING
     COMPILING = RLock()
     UNFORKED.release()

@@ -3,7 +3,7 @@
 $ python -m formats.kernels.engine.compiler PARENT DIRECTORY SPARE CLAIMS MODULE:NAME ... < TEXTS
 NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)
 
-It ends when its parent does. What a process of another parent compiles is waited for, and not compiled twice."""
+It ends when its parent does. A function that a process of another parent compiles is waited for, not compiled twice."""
 import gc
 import os
 import re
@@ -33,43 +33,43 @@ from formats.kernels.engine.compiled import FUNCTIONS, HOME, OPTIONS, UNFORKED, 
 from formats.kernels.engine.from_text import TextKernel, hand_over, take_over
 from formats.kernels.engine.native import COMPILES, FEATURES, NAME, cfunc, llvm
 
-TEXTS = "texts.json"                                         # among claims: what kernels without a module say
-LINES = 30                                                   # of what a process said before it failed
-MANY = 8                                                     # kernels that take seconds
+TEXTS = "texts.json"                                         # a file beside the claims: texts of TextKernels
+LINES = 30                                                   # last lines of a failed process that an error quotes
+MANY = 8                                                     # kernels whose compilation takes seconds
 LOOK = 0.5                                                   # seconds between looks at parents and children
 LONGEST = 60.0                                               # seconds that another process may compile one kernel
-KILLED = -9                                                  # a status: as the system ends who takes its last memory
+KILLED = -9                                                  # the exit status when the system is out of memory
 OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|out of memory|Cannot allocate memory", re.IGNORECASE)
 
 
 def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
-    """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each.
-    RuntimeError names what cannot be compiled, and why."""
+    """Compile functions into the cache, by as many processes as there are threads; yield (name, seconds) after each.
+    RuntimeError names the functions that cannot be compiled, and why."""
     from formats.host.threads import threads
-    wanted = ", ".join(each.name for each in functions)
+    wanted = ", ".join(function.name for function in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
     if not has_compiler():
         raise InputError(f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
                          "it was compiled before")
     announce(len(functions))
     most = min(threads(), Host.here().usable, len(functions))           # each takes some hundred megabytes
-    left = {each.name: each for each in functions}
-    for count in dict.fromkeys((most, 1)):                   # where memory ends, once more with one process
-        with started([*left.values()], count) as (answers, said, processes):
+    left = {function.name: function for function in functions}
+    for count in dict.fromkeys((most, 1)):                   # out of memory: once more with one process
+        with started([*left.values()], count) as (answers, messages, processes):
             for line in answers:
                 name, seconds, unkept = line.rstrip("\n").split(" ", 2)
                 left.pop(name, None)
                 if unkept: say(f"{objects.KEPT_CONTENT}: not kept: {unkept}")
                 yield name, float(seconds)
-            failure = find_failure([process.wait() for process in processes], said, left) if left else None
+            failure = find_failure([process.wait() for process in processes], messages, left) if left else None
         if not isinstance(failure, InputError): break
     if failure: raise failure
     objects.tidy()
 
 
 def find_failure(codes: list[int], said: IO[bytes], left: Iterable[str]) -> Exception | None:
-    """The error of compilers that ended with these statuses and have left some kernels; none where all went well. For
-    want of memory it is an InputError."""
+    """Return the error of compilers that ended with these statuses before all kernels were compiled; None if no process
+    failed. It is an InputError for lack of memory."""
     if not any(codes): return None
     said.seek(0)
     words = said.read().decode(errors="replace").strip()
@@ -82,8 +82,8 @@ def find_failure(codes: list[int], said: IO[bytes], left: Iterable[str]) -> Exce
 
 
 def announce(count: int) -> None:
-    """Say that compiling begins where it takes seconds: of many kernels, and of the first that a processor's directory
-    keeps."""
+    """Report that compiling begins, where it takes seconds: for many kernels, and for the first in a processor's
+    directory."""
     place = objects.target()
     spare = objects.is_spare(place)
     if count < MANY and (spare or any(place.glob("*.o"))): return
@@ -94,7 +94,7 @@ def announce(count: int) -> None:
 
 
 def has_compiler() -> bool:
-    """Whether numba can be imported."""
+    """True if numba can be imported."""
     try: return find_spec("numba") is not None
     except ValueError: return False
 
@@ -102,37 +102,37 @@ def has_compiler() -> bool:
 @contextmanager
 def started(functions: list[Function],
             count: int) -> Iterator[tuple[Iterable[str], IO[bytes], list[subprocess.Popen[bytes]]]]:
-    """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they
-    begin far from each other, as neighbours share what they call."""
-    names = [f"{each.module}:{each.name}" for each in functions]
+    """Start `count` compiling processes; yield their answers, their messages and the processes. A function that one has
+    claimed no other compiles; they begin far from each other, as neighbours share the helpers that they call."""
+    names = [f"{function.module}:{function.name}" for function in functions]
     orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
-    with claiming() as claims, tempfile.TemporaryFile() as said:
+    with claiming() as claims, tempfile.TemporaryFile() as messages:
         texts = Path(claims) / TEXTS
         texts.write_bytes(hand_over(functions))
-        beside = f"{HOME.partition('.')[0]}."               # ours is found without, and a text's is not imported
-        users = {each.module for each in functions if not each.module.startswith(beside)}
+        beside = f"{HOME.partition('.')[0]}."               # our package and modules of texts need none
+        users = {function.module for function in functions if not function.module.startswith(beside)}
         child = child_of_module(__name__, str(os.getpid()), str(objects.target()), objects.spare().name, claims,
                                 users=sorted(users),
                                 OPMATRIX_COMPILES="1", NUMBA_CPU_NAME=NAME, NUMBA_CPU_FEATURES=FEATURES)
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            with UNFORKED:                                 # a forked process would hold the sink, and answers never end
+            with UNFORKED:                                 # a forked process would hold the sink open for ever
                 source, sink = os.pipe()
                 try:
                     for order in orders:
-                        with texts.open("rb") as given:
-                            processes.append(subprocess.Popen([*child.command, *order], stdin=given, stdout=sink,
-                                                              stderr=said, env=child.environment))
+                        with texts.open("rb") as stdin:
+                            processes.append(subprocess.Popen([*child.command, *order], stdin=stdin, stdout=sink,
+                                                              stderr=messages, env=child.environment))
                 finally: os.close(sink)
-            with os.fdopen(source, "rb") as answers: yield read_answers(answers, processes), said, processes
+            with os.fdopen(source, "rb") as answers: yield read_answers(answers, processes), messages, processes
         finally:
             for process in processes: process.kill()
             for process in processes: process.wait()
 
 
 def read_answers(answers: IO[bytes], processes: list[subprocess.Popen[bytes]]) -> Iterator[str]:
-    """The lines that compilers write, until they have ended. One that was stopped goes on."""
-    if not hasattr(os, "waitid"):                            # where nothing stops, or nobody can say so
+    """Yield the lines that compilers write, until they have ended. Compilers that were stopped are continued."""
+    if not hasattr(os, "waitid"):                            # where no process stops, or the system does not report it
         for line in answers: yield line.decode()
         return
     import select
@@ -145,7 +145,7 @@ def read_answers(answers: IO[bytes], processes: list[subprocess.Popen[bytes]]) -
 
 
 def continue_stopped(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Let children of ours that were stopped go on."""
+    """Continue child processes that were stopped."""
     for process in processes:
         with suppress(OSError):                              # it has ended
             if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG): process.send_signal(signal.SIGCONT)
@@ -153,7 +153,7 @@ def continue_stopped(processes: list[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def claiming() -> Iterator[str]:
-    """A directory for claims. A forked process does not remove it at its end, as it would a TemporaryDirectory."""
+    """Make a directory for claims. A forked process does not remove it at its end, as it would a TemporaryDirectory."""
     claims = tempfile.mkdtemp(prefix="opmatrix-")
     try: yield claims
     finally: shutil.rmtree(claims, ignore_errors=True)
@@ -162,18 +162,19 @@ def claiming() -> Iterator[str]:
 # ---- in a process that compiles
 
 def main(directory: str, spare: str, claims: str, *names: str) -> None:
-    """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
+    """Compile the functions that no other process has claimed yet, into a directory, or a spare one where that cannot
+    be written."""
     work = CompilerWork(Path(directory), Path(spare), (Path(claims) / TEXTS).stat().st_mtime_ns, os.dup(1))
-    os.dup2(2, 1)                                            # what modules print is no answer
+    os.dup2(2, 1)                                            # output of modules must not be read as answers
     written = take_over(sys.stdin.buffer.read())
     leave_unemitted()
     work.compile_all(claim(names, Path(claims), written))
 
 
 def claim(names: Iterable[str], claims: Path, written: Mapping[str, Function]) -> Iterator[Function]:
-    """The functions of these names that no other compiler of the same parent has taken yet."""
-    for each in names:
-        module, name = each.split(":")
+    """Yield the functions of these names that no other compiler of the same parent has taken yet."""
+    for entry in names:
+        module, name = entry.split(":")
         try: (claims / name).touch(exist_ok=False)
         except FileExistsError: continue
         import_module(module)
@@ -184,34 +185,34 @@ def claim(names: Iterable[str], claims: Path, written: Mapping[str, Function]) -
 
 @dataclass(frozen=True)
 class CompilerWork:
-    """Where a compiler puts object code, else a spare directory; since when (nanoseconds) code there is new; the number
-    of the file that it answers to."""
+    """The job of a compiler: the directory for object code, and the spare directory; the time (nanoseconds) since which
+    code there is new; the descriptor of the file for its answers."""
     directory: Path
     spare: Path
     since: int
     answers: int
 
     def compile_all(self, functions: Iterable[Function]) -> None:
-        """Compile functions, and last those that other processes are at."""
+        """Compile functions, and last those that other processes are compiling."""
         elsewhere = [function for function in functions if not self.compile(function, 0)]
         for function in elsewhere:
             if not self.compile(function, LONGEST): self.compile_anyway(function)
 
     def compile(self, function: Function, seconds: float) -> bool:
-        """Compile a function, unless another process has done so. False where one has been at it for so long."""
+        """Compile a function, unless another process has done so. False where one has been at it for `seconds`."""
         with taking(objects.lock_file(self.directory, function.symbol), seconds) as taken:
             if taken and self.is_new(function): self.answer(function, 0.0, "")
             elif taken: self.compile_anyway(function)
         return taken
 
     def is_new(self, function: Function) -> bool:
-        """Whether the code of a function has been written since this was asked for, and is whole."""
+        """True if the code of a function has been written since this was requested, and is complete."""
         file = objects.file(self.directory, function.symbol)
         try: return file.stat().st_mtime_ns >= self.since and bool(objects.read_intact(file))
         except (OSError, InputError): return False
 
     def compile_anyway(self, function: Function) -> None:
-        """Compile a function, whoever else does."""
+        """Compile a function, even if another process does."""
         begun = time.perf_counter()
         try: unkept = compile_to(function, self.directory, self.spare)
         except Exception as error:
@@ -219,23 +220,24 @@ class CompilerWork:
         self.answer(function, time.perf_counter() - begun, unkept)
 
     def answer(self, function: Function, seconds: float, unkept: str) -> None:
-        """Say that the code of a function is there."""
+        """Write the answer that the code of a function is there."""
         os.write(self.answers, f"{function.name} {seconds:.3f} {unkept}\n".encode())
 
 
 def attend_parent(parent: int, *leftovers: str) -> None:
-    """From now on this process ends soon after its parent has, and removes the directories that the parent would
-    have."""
+    """Start a thread that ends this process soon after its parent has ended, and removes the directories that the
+    parent would have removed."""
     def attend() -> None:
         while os.getppid() == parent: time.sleep(LOOK)
-        for each in leftovers: shutil.rmtree(each, ignore_errors=True)
+        for directory in leftovers: shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)
     if os.name != "nt": Thread(target=attend, daemon=True).start()
 
 
 def leave_unemitted() -> None:
-    """From now on numba makes no machine code: a helper only becomes part of kernels, and that of a kernel is made
-    once, by `compile_to`. What numba has made stays in use until the process ends, so nothing looks for garbage."""
+    """Keep numba from making machine code: a helper only becomes part of kernels, and the code of a kernel is made
+    once, by `compile_to`. Objects of numba stay in use until the process ends, so garbage collection is switched
+    off."""
     from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
     class Unemitted(JITCodeLibrary):
@@ -252,13 +254,13 @@ def leave_unemitted() -> None:
 
 
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
-    """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
-    spare directory, if it is."""
+    """Compile a function and write its object code, in which no other name is visible outside. Return why it is in the
+    spare directory; empty if it is not."""
     from formats.kernels.llvm.text_code import compile_written
     try: code, absent = compile_written(function), list[str]()
     except Exception:
         if isinstance(function, TextKernel) or function.module.startswith(f"{HOME}."): raise
-        code, absent = compile_function(function)            # a user's, which may say what only numba knows
+        code, absent = compile_function(function)            # a function of a user, which may need numba
     try: objects.write_code(directory, function.symbol, code, absent)
     except (OSError, InputError) as error:
         if directory == spare: raise
@@ -268,16 +270,16 @@ def compile_to(function: Function, directory: Path, spare: Path) -> str:
 
 
 def compile_function(function: Function) -> tuple[bytes, list[str]]:
-    """The object code of a function that numba compiles, and the names that it may lack."""
+    """Compile a function by numba. Return its object code, and the names that it may lack."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
-    made: Any = cfunc(signature, **OPTIONS)(function.body)
-    module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
+    compiled: Any = cfunc(signature, **OPTIONS)(function.body)
+    module = llvm.parse_bitcode(compiled._library._final_module.as_bitcode())
     absent = []
-    for each in (*module.functions, *module.global_variables):
-        if each.name == made._wrapper_name: each.name = function.symbol
-        elif not each.is_declaration: each.linkage = llvm.Linkage.internal
-        elif each.name.startswith(objects.RAISING): absent.append(each.name)
-    return made._library._codegen._tm.emit_object(module), absent
+    for value in (*module.functions, *module.global_variables):
+        if value.name == compiled._wrapper_name: value.name = function.symbol
+        elif not value.is_declaration: value.linkage = llvm.Linkage.internal
+        elif value.name.startswith(objects.RAISING): absent.append(value.name)
+    return compiled._library._codegen._tm.emit_object(module), absent
 
 
 if __name__ == "__main__":

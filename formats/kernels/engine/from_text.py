@@ -1,4 +1,5 @@
-"""Kernels whose text is made while a program is: compiled when it was chosen, found by what it says ever after."""
+"""Kernels from texts that are generated with a program: compiled when they are chosen, and found by a digest of the
+text ever after."""
 import json
 from collections.abc import Iterable
 from functools import cached_property
@@ -8,11 +9,12 @@ from typing import Any
 from formats.kernels.engine.compiled import Function, Kernel, digest_code
 from formats.kernels.engine.frozen import sources
 
-PREFIX = "term-"                                            # of their names; a digest of the text follows
+PREFIX = "term-"                                            # prefix of their names; a digest of the text follows
 
 
 class TextKernel(Kernel):
-    """A kernel by its text, which declares one function in the words of a module, its home. Equal ones are one."""
+    """A kernel by its text, which declares one function with the names of a module, its home. Equal texts have one
+    name."""
 
     def __init__(self, text: str, home: str) -> None:
         self.text, self.home = text, home
@@ -27,7 +29,7 @@ class TextKernel(Kernel):
 
     @cached_property
     def words(self) -> dict[str, Any]:
-        """What its names mean, in a process that compiles."""
+        """The global names of the text and their values, in a process that compiles."""
         words: dict[str, Any] = dict(vars(import_module(self.home)))
         # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
@@ -35,15 +37,15 @@ class TextKernel(Kernel):
 
 
 def hand_over(functions: Iterable[Function]) -> bytes:
-    """The texts among these functions, for a process that compiles; nothing where there are none."""
-    texts = {each.name: (each.text, each.home) for each in functions if isinstance(each, TextKernel)}
+    """Serialise the texts among these functions for a process that compiles; empty where there are none."""
+    texts = {kernel.name: (kernel.text, kernel.home) for kernel in functions if isinstance(kernel, TextKernel)}
     return json.dumps(texts).encode() if texts else b""
 
 
 def take_over(content: bytes) -> dict[str, Function]:
-    """What `hand_over` gave, by name. ValueError where a text is not what its name says."""
-    made: dict[str, Function] = {}
+    """Read the kernels that `hand_over` serialised, by name. ValueError where a text does not match its name."""
+    kernels: dict[str, Function] = {}
     for name, (text, home) in json.loads(content or b"{}").items():
-        made[name] = TextKernel(text, home)
-        if made[name].name != name: raise ValueError(f"{name}: its text is another's")
-    return made
+        kernels[name] = TextKernel(text, home)
+        if kernels[name].name != name: raise ValueError(f"{name}: its text is another's")
+    return kernels

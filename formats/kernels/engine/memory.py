@@ -1,4 +1,4 @@
-"""Addresses, records and the few machine instructions that numba has no name for."""
+"""Addresses, records and the few machine instructions that numba does not offer."""
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +20,14 @@ from formats.kernels.engine.native import (
     types,
 )
 
-# float16 by an instruction
+# True if float16 is widened by an instruction
 WIDENS = "+f16c" in FEATURES.split(",") or platform.machine().lower() in ("aarch64", "arm64")
 WORD, VOID = ir.IntType(64), ir.VoidType()
 
 
 @intrinsic
 def pointer(typing: Typing, address: types.Type, kind: "types.DType | types.NumberClass[Any]") -> Intrinsic:
-    """The address (int64) as a pointer to numbers or records of this kind."""
+    """Convert an address (int64) to a pointer to numbers or records of this kind."""
     pointed = kind.dtype if isinstance(kind, types.DType) else kind.instance_type
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
@@ -35,7 +35,7 @@ def pointer(typing: Typing, address: types.Type, kind: "types.DType | types.Numb
 
 
 def view_as(kind: type) -> Callable[[int, int], NDArray[Any]]:
-    """A function: so many numbers of this kind at an address, as an array."""
+    """Make a function that returns `count` numbers of this kind at an address as an array."""
     @njit
     def at(address: int, count: int) -> NDArray[Any]: return carray(pointer(address, kind), count)
     return at
@@ -47,7 +47,7 @@ bytes_at, signed, ints_at = view_as(np.uint8), view_as(np.int8), view_as(np.int3
 
 @njit
 def record(address: int, kind: np.dtype[np.void]) -> np.record:
-    """The record of this kind at an address: a kernel's arguments."""
+    """Return the record of this kind at an address: a kernel's arguments."""
     fields: np.record = carray(pointer(address, kind), 1)[0]
     return fields
 
@@ -65,7 +65,7 @@ def call(typing: Typing, function: types.Type, item: types.Type, worker: types.T
 
 @intrinsic
 def extended(typing: Typing, bits: types.Type) -> Intrinsic:
-    """The bfloat16 with these 16 bits, as float32."""
+    """Convert the 16 bits of a bfloat16 to float32."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         word = ir.IntType(32)
         return builder.bitcast(builder.shl(builder.zext(values[0], word), word(16)), ir.FloatType())
@@ -74,7 +74,7 @@ def extended(typing: Typing, bits: types.Type) -> Intrinsic:
 
 @intrinsic
 def widen(typing: Typing, bits: types.Type) -> Intrinsic:
-    """The float16 with these 16 bits, as float32; a NaN that signals is quiet then."""
+    """Convert the 16 bits of a float16 to float32; a signalling NaN becomes quiet."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         if WIDENS: return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
         return widen_by_integers(builder, builder.zext(values[0], ir.IntType(32)))
@@ -91,7 +91,7 @@ def widen_by_integers(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     small = builder.fsub(builder.bitcast(builder.add(moved, word(113 << 23)), number), number(2.0 ** -14))
     nan = builder.select(builder.icmp_unsigned(">", moved, word(31 << 23)), word(1 << 22), word(0))
     endless = builder.or_(builder.or_(moved, word(255 << 23)), nan)
-    found = builder.select(builder.icmp_unsigned("<", moved, word(1 << 23)), builder.bitcast(small, word), normal)
-    found = builder.select(builder.icmp_unsigned(">=", moved, word(31 << 23)), endless, found)
+    widened = builder.select(builder.icmp_unsigned("<", moved, word(1 << 23)), builder.bitcast(small, word), normal)
+    widened = builder.select(builder.icmp_unsigned(">=", moved, word(31 << 23)), endless, widened)
     sign = builder.shl(builder.and_(bits, word(0x8000)), word(16))
-    return builder.bitcast(builder.or_(found, sign), number)
+    return builder.bitcast(builder.or_(widened, sign), number)

@@ -1,5 +1,5 @@
-"""numba and LLVM for the one process that compiles (compiler.py). In every other their names mean Nothing, so that
-kernels are declared for free, and only their object code runs."""
+"""numba and LLVM for the one process that compiles (compiler.py). In every other process their names mean Nothing, so
+that declaring kernels costs no time, and only their object code runs."""
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
@@ -22,11 +22,12 @@ class Inert(type):
 
 
 class Nothing(metaclass=Inert):
-    """In place of what only the process that compiles has."""
+    """A stand-in for the names that only the process that compiles has."""
 
 
 class Kept:
-    """A function that is compiled elsewhere: nothing here, but what it holds is part of a kernel's name (frozen.py)."""
+    """A function that is compiled elsewhere: not callable here, but its contents are part of a kernel's name
+    (frozen.py)."""
 
     def __init__(self, function: Any) -> None: self.py_func = function
     def __call__(self, *arguments: Any, **options: Any) -> Any: return Nothing
@@ -34,7 +35,7 @@ class Kept:
 
 
 def defer(function: Any = None, **options: Any) -> Any:
-    """In place of numba's njit."""
+    """Stand in for numba's njit."""
     return Kept(function) if callable(function) else defer
 
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING or COMPILES:
 else:
     llvm = ir = cfunc = typeof = types = cgutils = get_or_insert_function = rewrite_module = FastMathOptions = Nothing
     ConcreteTemplate = infer_global = signature = lower_builtin = models = register_model = Nothing
-if TYPE_CHECKING:                                            # what numba says no types of
+if TYPE_CHECKING:                                            # types that numba does not declare
     from numba.core.base import BaseContext as Context
     from numba.core.typing.context import BaseContext as Typing
     from numba.core.typing.templates import Signature

@@ -1,8 +1,8 @@
-"""Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by
-ourselves where that is known (elf.py), by LLVM elsewhere.
+"""Object code of kernels: files in the user's cache, named by all that they depend on. They are loaded by this package
+where their features are supported (elf.py), by LLVM elsewhere.
 
-A file is named like the one symbol that it defines, which says the sources that it was made from. After the code come a
-line of names that only raising needs, and a checksum: what is damaged is compiled again."""
+A file is named like the one symbol that it defines, which has a digest of the sources that it was made from. Behind the
+code are a line of names that only raising needs, and a checksum: damaged code is compiled again."""
 import ctypes
 import hashlib
 import os
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
     import llvmlite.binding as llvm
 
-# what code only needs where a kernel raises, which none does, and what numba makes of that
+# prefixes of names that code needs only to raise, which no kernel does, and of numba's code for that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
 IGNORED_SETTINGS = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"    # settings that no code depends on
 KEPT_CONTENT = "compiled kernels"
 CODES = re.compile(r".+\.o")
-SYMBOL = re.compile(r"\w+(-[0-9a-f]{16})?")                  # of symbols, and so of files
+SYMBOL = re.compile(r"\w+(-[0-9a-f]{16})?")                  # names of symbols, and so of files
 SIZE = 16                                                    # bytes of a checksum
-BASIC = "memcpy", "memmove", "memset", "memcmp"              # of C's functions those that a compiler calls by itself
-LOADED: dict[str, int] = {}                                  # addresses
+BASIC = "memcpy", "memmove", "memset", "memcmp"              # functions of C that a compiler calls by itself
+LOADED: dict[str, int] = {}                                  # addresses by name
 
 
 @cache
 def key() -> str:
-    """A name for all that object code depends on beside sources: processor, who compiled it, how it was told to. Of
-    Python that is its bytecode, which is the same for all builds of a version."""
+    """Return a digest of all that object code depends on beside sources: processor, compiler versions, compiler
+    settings. For Python that is its bytecode, which is the same for all builds of a version."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")
                       and name not in IGNORED_SETTINGS)
     parts = (NAME, FEATURES, release("numba"), release("llvmlite"), sys.implementation.cache_tag, sys.platform,
@@ -48,19 +48,20 @@ def key() -> str:
 
 
 def home() -> Path:
-    """Where object code for this processor is kept."""
+    """Return the directory of object code for this processor."""
     return location() / "kernels" / key()
 
 
 @cache
 def spare() -> "tempfile.TemporaryDirectory[str]":
-    """A directory of this process, where the cache cannot be used."""
+    """Make a directory of this process, for use where the cache cannot be used."""
     import tempfile
     return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
 
 
 def target() -> Path:
-    """Where new code is put: the cache, or, where that cannot be used, which is said, a spare directory."""
+    """Return the directory for new code: the cache, or, where that cannot be used, which is reported, a spare
+    directory."""
     try:
         hold(directory := guarded(make_directory(home())))
         return directory
@@ -70,17 +71,17 @@ def target() -> Path:
 
 
 def is_spare(directory: Path) -> bool:
-    """Whether a directory is the spare one of this process, which goes with it."""
+    """True if a directory is the spare one of this process, which is removed with it."""
     return spare.cache_info().currsize > 0 and directory == Path(spare().name)
 
 
 def has_others() -> bool:
-    """Whether the cache holds kernels under other keys, and none under this one."""
+    """True if the cache holds kernels under other keys, and none under this one."""
     return not list_entries(home(), CODES) and bool(list_entries(home().parent, ENTRY_KINDS["kernels"].names))
 
 
 def clear_spare() -> None:
-    """The spare directory goes, once what lies there has been loaded: a process that is killed leaves none."""
+    """Remove the spare directory, once its code has been loaded: a process that is killed leaves none."""
     if spare.cache_info().currsize:
         spare().cleanup()
         spare.cache_clear()
@@ -88,46 +89,47 @@ def clear_spare() -> None:
 
 @cache
 def hold(directory: Path) -> None:
-    """This process uses its directory of the cache from now on. Raises OSError, and Distrusted."""
+    """Mark a directory of the cache as used by this process from now on. Raise OSError, and Distrusted."""
     using(directory)
 
 
 def tidy() -> None:
-    """After something was compiled: the cache keeps the code of few keys, and of few functions that users declared or
-    terms became."""
+    """Evict old code after a compilation: the cache keeps the code of few keys, and of few functions that users
+    declared or that were made from terms."""
     evict_oldest(home().parent, ENTRY_KINDS["kernels"])
     evict_oldest(home(), CODE)
     evict_oldest(home(), TERM_CODE)
 
 
 def file(directory: Path, name: str) -> Path:
-    """The file of a symbol. ValueError for a name that could lead out of the directory."""
+    """Return the file of a symbol. ValueError for a name that could lead out of the directory."""
     if not SYMBOL.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
     return directory / f"{name}.o"
 
 
 def lock_file(directory: Path, name: str) -> Path:
-    """The file that says, while it is locked, that a process compiles this symbol."""
+    """Return the file that is locked while a process compiles this symbol."""
     return file(directory, name).with_name(f".{name}.lock")
 
 
 def read_code(name: str) -> bytes:
-    """The content of the file of this name; nothing unless it is there and whole. What others could have written, and
-    what this user may not read, is not read from the cache, which is said, and an error in a spare directory."""
-    if spare.cache_info().currsize and (found := read_intact(file(Path(spare().name), name))): return found
+    """Return the content of the file of this name; empty unless it is there and complete. A file that others could have
+    written, or that this user may not read, is reported and not read from the cache; in a spare directory it is an
+    error."""
+    if spare.cache_info().currsize and (code := read_intact(file(Path(spare().name), name))): return code
     try: directory = guarded(home())
-    except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
-    try: found = read_intact(file(directory, name))
+    except (OSError, Distrusted): return b""                 # reported when code is to be stored there
+    try: code = read_intact(file(directory, name))
     except (Distrusted, Unreadable) as error: say(f"compiled again: {error}")
     else:
         with suppress(OSError, InputError):
-            if found: hold(directory)
-        return found
+            if code: hold(directory)
+        return code
     return b""
 
 
 def read_intact(place: Path) -> bytes:
-    """The code in a file; nothing where there is none or it is damaged. Raises Distrusted, Unreadable."""
+    """Return the code in a file; empty where there is none or it is damaged. Raise Distrusted, Unreadable."""
     try: content = recall(place)
     except (Distrusted, Unreadable): raise
     except InputError: return b""
@@ -135,8 +137,8 @@ def read_intact(place: Path) -> bytes:
 
 
 def write_code(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
-    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError,
-    Distrusted."""
+    """Store code that may lack these names, which only raising needs: the file is written completely or not at all.
+    OSError, Distrusted."""
     content = code + b"\n" + " ".join(absent).encode()
     put(file(directory, name), content + checksum(content))
 
@@ -145,7 +147,7 @@ def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_si
 
 
 def load_function(name: str) -> int:
-    """The address of the function of this name, 0 if it is not there."""
+    """Return the address of the function of this name, 0 if it is not there."""
     if name not in LOADED and (content := read_code(name)):
         code, _, absent = content.rpartition(b"\n")
         try: LOADED[name] = load_code(name, code, absent.decode("ascii", "replace").split())
@@ -154,13 +156,13 @@ def load_function(name: str) -> int:
 
 
 def load_code(name: str, code: bytes, absent: list[str]) -> int:
-    """The address of a function once its code is in memory. Raises InputError for what is damaged."""
-    outside = {each: find_c_function(each) for each in BASIC} | dict.fromkeys(absent, find_c_function("abort"))
+    """Load code into memory and return the address of its function. Raise InputError for damaged code."""
+    outside = {symbol: find_c_function(symbol) for symbol in BASIC} | dict.fromkeys(absent, find_c_function("abort"))
     if elf.HERE:
         with suppress(elf.Foreign): return elf.load_object(code, name, outside)
     import llvmlite.binding as llvm
-    for each in absent:
-        if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, find_c_function("abort"))
+    for symbol in absent:
+        if llvm.address_of_symbol(symbol) is None: llvm.add_symbol(symbol, find_c_function("abort"))
     linker().add_object_file(llvm.ObjectFileRef.from_data(code))
     linker().finalize_object()
     return int(linker().get_function_address(name))
@@ -168,9 +170,9 @@ def load_code(name: str, code: bytes, absent: list[str]) -> int:
 
 @cache
 def linker() -> "llvm.ExecutionEngine":
-    """LLVM's, whose code lasts as long as the process."""
+    """Make the linker of LLVM, whose code lasts as long as the process."""
     import llvmlite.binding as llvm
-    with suppress(RuntimeError): llvm.initialize()           # newer versions need it no more, and say so
+    with suppress(RuntimeError): llvm.initialize()           # newer versions raise, as they need it no more
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
@@ -179,6 +181,6 @@ def linker() -> "llvm.ExecutionEngine":
 
 @cache
 def find_c_function(name: str) -> int:
-    """The address of a function of C's."""
+    """Return the address of a function of the C library."""
     library = ctypes.CDLL(None if os.name == "posix" else "msvcrt")
     return int(ctypes.cast(library[name], ctypes.c_void_p).value or 0)

@@ -1,11 +1,11 @@
-"""The pool of threads: whoever launches takes items too, and waits only for items that some thread has begun.
+"""The pool of threads: a caller that launches takes items too, and waits only for items that some thread has begun.
 
-So a thread that is held up (another program, another pool) delays nothing: the others take its share. On a busy machine
-an OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for
+A thread that is held up (another program, another pool) delays no others: they take its share. On a busy machine an
+OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for
 longer than Python needs between two launches, then park: waking up takes as long as a small kernel.
 
-A launch is one native call that returns when all of its items are done. Python raises what interrupts a thread (a
-signal's exception, one that another thread sets) between bytecodes, so before a launch or after it: none is ever left
+A launch is one native call that returns when all of its items are done. Python raises exceptions that interrupt a
+thread (of a signal, or set by another thread) between bytecodes, so before a launch or after it: no launch is ever left
 half done."""
 import atexit
 import ctypes
@@ -31,12 +31,12 @@ from formats.kernels.engine.native import (
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
-CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216  # workers so far; whether they shall end; Python's own functions
-MAX_WORKERS = 1024                                           # workers, with the caller, who is number 0
-PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS            # of each worker: whether it waits for its lock, and the lock
+CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216  # count of workers; flag to end them; Python's functions
+MAX_WORKERS = 1024                                           # workers, with the caller, which is number 0
+PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS            # for each worker: a flag that it waits, and its lock
 SIZE = WAKE_LOCKS + 8 * MAX_WORKERS
 NO_ITEM = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-MAX_LOOKS = 12000                                    # looks for work before parking: a fifth to a half of a millisecond
+MAX_LOOKS = 12000                                    # looks for work before parking: 0.2 to 0.5 ms
 GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
@@ -46,7 +46,7 @@ def word_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 @intrinsic
 def atomic_load(typing: Typing, address: types.Type) -> Intrinsic:
-    """The word at an address; what other threads wrote before it is seen too."""
+    """Load the word at an address; writes of other threads before it are visible too."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.load_atomic(word_pointer(builder, values[0]), "acquire", 8)
     return types.int64(types.int64), code
@@ -54,7 +54,7 @@ def atomic_load(typing: Typing, address: types.Type) -> Intrinsic:
 
 @intrinsic
 def store(typing: Typing, address: types.Type, value: types.Type) -> Intrinsic:
-    """Write a word; threads that load it see what was written before."""
+    """Store a word; threads that load it see all writes before it."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         builder.store_atomic(values[1], word_pointer(builder, values[0]), "release", 8)
         return context.get_dummy_value()
@@ -63,7 +63,7 @@ def store(typing: Typing, address: types.Type, value: types.Type) -> Intrinsic:
 
 @intrinsic
 def increase(typing: Typing, address: types.Type) -> Intrinsic:
-    """Add one to a word; what it was."""
+    """Add one to a word and return its old value."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return builder.atomic_rmw("add", word_pointer(builder, values[0]), WORD(1), "acq_rel")
     return types.int64(types.int64), code
@@ -71,7 +71,7 @@ def increase(typing: Typing, address: types.Type) -> Intrinsic:
 
 @intrinsic
 def exchange(typing: Typing, address: types.Type, old: types.Type, new: types.Type) -> Intrinsic:
-    """Write a word if it is still the old one; whether it was."""
+    """Store a word if it still has the old value; True if it had."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         result = builder.cmpxchg(word_pointer(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
         return builder.extract_value(result, 1)
@@ -80,8 +80,8 @@ def exchange(typing: Typing, address: types.Type, old: types.Type, new: types.Ty
 
 @intrinsic
 def fence(typing: Typing) -> Intrinsic:
-    """A fence of memory: of two threads that each write a word, pass one, and read the other's word, one at least sees
-    what was written."""
+    """Issue a memory fence: of two threads that each write a word, pass a fence, and read the other's word, at least
+    one sees the other's write."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
@@ -99,13 +99,13 @@ def pause(typing: Typing) -> Intrinsic:
     return types.void(), code
 
 
-release, acquire = calling(1), calling(2)                    # of the lock at an address
+release, acquire = calling(1), calling(2)                    # release and acquire the lock at an address
 
 
 @njit(**HELPER)
 def park(state: int, worker: int) -> None:
-    """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait
-    then."""
+    """Wait for the worker's lock. The thread that clears the mark releases the lock, once: the worker itself does not
+    wait then."""
     acquire(atomic_load(state + ACQUIRE), atomic_load(state + WAKE_LOCKS + 8 * worker), 1)
 
 
@@ -136,7 +136,7 @@ def work(state: int, worker: int) -> None:
 
 @njit(**HELPER)
 def publish(state: int, function: int, arguments: int, items: int, workers: int) -> None:
-    """Offer the items of a launch to all threads. The one before has ended."""
+    """Offer the items of a launch to all threads. The launch before has ended."""
     launch = (atomic_load(state + TICKET) >> 32) + 1
     store(state + TICKET, launch << 32 | NO_ITEM)
     store(state + DONE, 0)
@@ -151,8 +151,8 @@ def publish(state: int, function: int, arguments: int, items: int, workers: int)
 
 @njit(**HELPER)
 def finish(state: int) -> None:
-    """Take part in a launch, and wait until all of its items are done. A wake-up that comes late, from the launch
-    before, only makes the caller look again."""
+    """Take part in a launch, and wait until all of its items are done. A late wake-up from the launch before only makes
+    the caller look again."""
     work(state, 0)
     looks = 0
     while atomic_load(state + DONE) < atomic_load(state + ITEMS):
@@ -167,15 +167,15 @@ def finish(state: int) -> None:
 
 @Function.of(5)
 def launch_items(state: int, function: int, arguments: int, items: int, workers: int) -> None:
-    """A launch from its beginning to its end."""
+    """Run a launch from its beginning to its end."""
     publish(state, function, arguments, items, workers)
     finish(state)
 
 
 @Function.of(2)
 def worker_loop(state: int, lock: int) -> None:
-    """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its
-    number is taken here, so that no two threads can have the same. The lock is held."""
+    """Do items of every launch, and park after a while without any, until the workers are told to end. The worker takes
+    its number here, so that no two threads can have the same. The lock is held."""
     worker = increase(state + CLAIMED) + 1
     if worker >= MAX_WORKERS: return
     store(state + WAKE_LOCKS + 8 * worker, lock)
@@ -203,7 +203,7 @@ def end_workers(state: int) -> None:
 
 
 def held_lock() -> int:
-    """A lock of Python's own, which native code may wait for and release, in the state in which waiting blocks."""
+    """Make a lock of Python's own, which native code may wait for and release, in the state in which waiting blocks."""
     allocate, take = ctypes.pythonapi["PyThread_allocate_lock"], ctypes.pythonapi["PyThread_acquire_lock"]
     allocate.restype, take.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int]
     if not (lock := allocate()): raise MemoryError("no lock for a thread")
@@ -212,17 +212,17 @@ def held_lock() -> int:
 
 
 def find_symbol(name: str) -> int:
-    """Where a function of Python's C interface is."""
+    """Return the address of a function of Python's C interface."""
     return int(ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value or 0)
 
 
 def serve(state: int, room: np.ndarray) -> None:
-    """A worker's thread; it keeps the room that the state is in."""
+    """Run a worker's thread; it keeps the memory of the state alive."""
     worker_loop.call(state, held_lock())
 
 
 class Pool:
-    """Threads that serve one state; made when a launch first needs them. The lock is for one caller at a time."""
+    """Threads that serve one state; started when a launch first needs them. The lock is for one caller at a time."""
 
     def __init__(self) -> None:
         self.reset()
@@ -230,26 +230,27 @@ class Pool:
         if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """No threads yet: also what a forked process has."""
+        """Reset to no threads: also the state of a forked process."""
         self.lock, self.room = RLock(), np.zeros(SIZE + 64, np.uint8)
         self.state = int(self.room.ctypes.data) + -int(self.room.ctypes.data) % 64
         words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
         words[ACQUIRE // 8], words[
             RELEASE // 8] = find_symbol("PyThread_acquire_lock"), find_symbol("PyThread_release_lock")
         words[WAKE_LOCKS // 8] = held_lock()
-        self.threads: list[Thread] = []                      # at least so many workers
+        self.threads: list[Thread] = []                      # one for each worker, at least
 
     def run(self, function: int, arguments: int, items: int, workers: int) -> None:
-        """Call function(item, worker, arguments) for every item, on so many threads."""
+        """Call function(item, worker, arguments) for every item, on up to `workers` threads."""
         launch_items.call(self.state, function, arguments, items, self.ready(min(workers, items)))
 
     def ready(self, workers: int) -> int:
-        """How many workers a launch may have, of so many that are wanted: there are threads for them."""
+        """Return the number of workers that a launch may have, up to `workers`; threads for them are started."""
         if len(self.threads) < min(workers, MAX_WORKERS) - 1: self.spawn_workers(min(workers, MAX_WORKERS) - 1)
         return min(workers, MAX_WORKERS)
 
     def spawn_workers(self, others: int) -> None:
-        """So many threads beside the caller's. Where the system gives no more, those that are there do everything."""
+        """Start threads until there are `others` beside the caller's. Where the system gives no more, the present ones
+        do all work."""
         _ = worker_loop.call, end_workers.call               # compiled here, so that an error is raised here
         while len(self.threads) < others:
             thread = Thread(target=serve, args=(self.state, self.room), daemon=True, name="opmatrix")
@@ -258,8 +259,8 @@ class Pool:
             self.threads.append(thread)                   # after it: an interrupt may add a worker, but leaves none out
 
     def close(self) -> None:
-        """At the end of the process no thread may be in native code that is being taken down. Launches that still come
-        run on their callers' threads alone."""
+        """End the workers: at the end of the process no thread may be in native code that is being taken down. Later
+        launches run on their callers' threads alone."""
         if self.threads: end_workers.call(self.state)
         for thread in self.threads: thread.join(GRACE)
 

@@ -1,1 +1,1 @@
-"""Functions of Python written as LLVM's language."""
+"""Python functions translated to LLVM IR."""

@@ -1,7 +1,7 @@
-"""Kernels as machine code: LLVM's language is written statement after statement. Kinds are known as they are met, so
-that numba's inference, which takes most of a compilation, is not asked. Kernels assign, choose by `if`, and do again by
-`while`, and by `for` over a range; what they say beyond is refused. Functions that they call are written once a
-process, for each kind of arguments, and stand behind the kernels that call them."""
+"""Kernels as machine code: LLVM IR is written statement by statement. The kind of each value is known when it is met,
+so numba's type inference, which takes most of a compilation, is not needed. Kernels may assign, branch by `if`, and
+loop by `while`, and by `for` over a range; all other statements are refused. A function that they call is written once
+a process for each kind of arguments, and is placed behind the kernels that call it."""
 from __future__ import annotations
 
 import ast
@@ -35,42 +35,42 @@ from formats.kernels.llvm.text_kinds import (
 )
 from formats.kernels.llvm.text_values import Scope, ValueWriter
 
-HEAD_LINES = 3                                              # of a module's text, which say what it is of
-PASS_LEVEL = 3                                              # of LLVM's passes, the highest
-LARGE = 1000                                                # instructions of a function from which it has registers and
-                                                            # loops of its own, wherever it is called
+HEAD_LINES = 3                                              # header lines of a module's text: its name and target
+PASS_LEVEL = 3                                              # optimisation level of LLVM's passes, the highest
+LARGE = 1000                                                # instructions of a function from which it is not inlined,
+                                                            # so that it has its own registers and loops
 
 
 @cache
 def read_function(function: Callable[..., Any]) -> tuple[ast.FunctionDef, dict[str, Any]]:
-    """A function's definition, and what its names mean."""
-    [found] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    assert isinstance(found, ast.FunctionDef)
-    own = inspect.getclosurevars(function)
-    return found, {**own.builtins, **function.__globals__, **own.nonlocals}
+    """Return a function's definition, and the objects that its names refer to."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(definition, ast.FunctionDef)
+    closure = inspect.getclosurevars(function)
+    return definition, {**closure.builtins, **function.__globals__, **closure.nonlocals}
 
 
 class Helper(NamedTuple):
-    """A function among words: the kind that it gives, its text, and the helpers that it calls."""
+    """A called function: the kind of its result, its text, and the helpers that it calls."""
     gives: ValueKind
     text: str
     calls: dict[str, Helper]
 
 
 GIVES_NOTHING = KnownKind(None)
-HELPERS: dict[tuple[Any, ...], Helper] = {}                 # by function and kinds
+HELPERS: dict[tuple[Any, ...], Helper] = {}                 # keyed by function and kinds of arguments
 HELPER_NUMBERS: dict[tuple[Any, ...], int] = {}
 NUMBERED = re.compile(r"helper\.(\d+)")
 
 
 class LoopEnds(NamedTuple):
-    """Where a loop goes on, and where it ends."""
+    """The blocks where a loop continues (`again`) and where it ends (`behind`)."""
     again: LlvmValue
     behind: LlvmValue
 
 
 class TextWriter(ValueWriter):
-    """Writes one function, of arguments of these kinds."""
+    """Writes one function, for arguments of these kinds."""
 
     def __init__(self, name: str, kinds: Sequence[Any], gives: ValueKind = GIVES_NOTHING) -> None:
         self.module, self.kinds = ir.Module(name), kinds
@@ -82,54 +82,54 @@ class TextWriter(ValueWriter):
         self.loops: list[LoopEnds] = []
 
     def whole(self, definition: ast.FunctionDef, names: Mapping[str, Any]) -> ValueKind:
-        """Writes all of it; the kind that it gives."""
+        """Write the whole function, and return the kind of its result."""
         begin, args, values = self.build.block, iter(self.function.args), list[GivenValue]()
-        found = self.write(definition, names, [rebuilt(each, args) for each in self.kinds])
-        gives = self.kind_of(found, values)
+        result = self.write(definition, names, [rebuilt(kind, args) for kind in self.kinds])
+        gives = self.kind_of(result, values)
         if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
         else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, values))
         ir.IRBuilder(self.entry).branch(begin)
         return gives
 
     def take_in(self, function: Any, args: list[GivenValue]) -> GivenValue:
-        given: list[GivenValue] = []
-        kinds = tuple(self.kind_of(each, given) for each in args)
+        arguments: list[GivenValue] = []
+        kinds = tuple(self.kind_of(arg, arguments) for arg in args)
         helper = find_helper(function, kinds)
         name = name_helper(function, kinds)
         if name not in self.calls:
             self.calls[name] = helper
             ir.Function(self.module, function_kind(kinds, helper.gives), name)
-        found = self.build.call(self.module.globals[name], given)
-        return rebuilt(helper.gives, (self.build.extract_value(found, k) for k in count()))
+        result = self.build.call(self.module.globals[name], arguments)
+        return rebuilt(helper.gives, (self.build.extract_value(result, k) for k in count()))
 
     def kind_of(self, given: GivenValue, values: list[GivenValue]) -> ValueKind:
-        """The kind of an argument; what is computed of it is added to the values."""
-        if is_several(given): return PartsKind(type(given), tuple(self.kind_of(each, values) for each in given))
+        """Return the kind of an argument; its computed parts are appended to `values`."""
+        if is_several(given): return PartsKind(type(given), tuple(self.kind_of(part, values) for part in given))
         if not isinstance(given, Computed | int | float | np.number): return KnownKind(given)
-        found = self.known(given)
-        values.append(found.value)
-        return found.kind
+        computed = self.known(given)
+        values.append(computed.value)
+        return computed.kind
 
     def write(self, definition: ast.FunctionDef, names: Mapping[str, Any], args: list[GivenValue]) -> GivenValue:
-        """What a function gives, of these arguments; its code is here from now on."""
-        bound = dict(zip((each.arg for each in definition.args.args), args, strict=True))
+        """Return the result of a function for these arguments; its code is inserted here."""
+        bound = dict(zip((arg.arg for arg in definition.args.args), args, strict=True))
         outer, self.scope = self.scope, Scope({}, {**names, **bound}, [], self.function.append_basic_block())
         for node in ast.walk(definition):                   # an argument that is assigned is a variable
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in bound:
                 self.keep(node.id, bound[node.id])
         self.follow(definition.body)
-        if self.scope.results and self.is_reached(): self.refuse(definition)        # it would give nothing there
+        if self.scope.results and self.is_reached(): self.refuse(definition)        # one path returns no value
         self.leave(self.scope.end)
         self.build.position_at_end(self.scope.end)
-        [found] = [each_part(self.read, each) for each in self.scope.results] or [None]
+        [result] = [each_part(self.read, place) for place in self.scope.results] or [None]
         self.scope = outer
-        return found
+        return result
 
     def follow(self, body: list[ast.stmt]) -> None:
-        """Statements, one after another, to the first that leaves."""
-        for each in body:
+        """Write statements, one after another, up to the first that leaves the block."""
+        for statement in body:
             if self.build.block.is_terminated: return
-            match each:
+            match statement:
                 case ast.Pass(): pass
                 case ast.Expr(value=value): self.value(value)
                 case ast.Assign(targets=[target], value=value): self.assign(target, self.value(value))
@@ -151,36 +151,37 @@ class TextWriter(ValueWriter):
                              iter=ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[])):
                     self.count(name, [*map(self.value, bounds)], inside)
                 case ast.Return(value=value): self.give(value and self.value(value))
-                case _: self.refuse(each)
+                case _: self.refuse(statement)
 
     def assign(self, target: ast.expr, found: GivenValue) -> None:
         match target:
             case ast.Tuple(elts=parts):
-                for part, each in zip(parts, found, strict=True): self.assign(part, each)
+                for part, value_part in zip(parts, found, strict=True): self.assign(part, value_part)
             case ast.Subscript(value=value, slice=at): self.put(found, *self.element(self.value(value), self.value(at)))
             case ast.Attribute(value=value, attr=name): self.put(found, *self.field(self.value(value), name))
             case ast.Name(id=name): self.keep(name, found)
             case _: self.refuse(target)
 
     def keep(self, name: str, found: GivenValue) -> None:
-        """A variable from now on, of several parts where it is a tuple."""
-        given = each_part(self.known, found)
+        """Store a value in a variable, which has several parts if the value is a tuple."""
+        computed = each_part(self.known, found)
         if name not in self.scope.variables:
-            self.scope.variables[name] = each_part(lambda each: self.place(each.kind), given)
-        each_part(self.store, given, self.scope.variables[name])
+            self.scope.variables[name] = each_part(lambda each: self.place(each.kind), computed)
+        each_part(self.store, computed, self.scope.variables[name])
 
     def give(self, found: GivenValue) -> None:
-        """What the function gives, and its end."""
+        """Store the result of the function, and jump to its end."""
         if found is not None:
-            given = each_part(self.known, found)
-            if not self.scope.results: self.scope.results.append(each_part(lambda each: self.place(each.kind), given))
-            each_part(self.store, given, *self.scope.results)
+            computed = each_part(self.known, found)
+            if not self.scope.results:
+                self.scope.results.append(each_part(lambda each: self.place(each.kind), computed))
+            each_part(self.store, computed, *self.scope.results)
         self.leave(self.scope.end)
 
     def is_reached(self) -> bool:
-        """Whether what is written next would ever be done."""
+        """True if the code written next can be reached."""
         block = self.build.block
-        ends = [each.terminator for each in self.function.blocks if each.is_terminated]
+        ends = [basic_block.terminator for basic_block in self.function.blocks if basic_block.is_terminated]
         return not block.is_terminated and any(block in end.operands for end in ends)
 
     def leave(self, block: LlvmValue) -> None:
@@ -188,7 +189,7 @@ class TextWriter(ValueWriter):
 
     @contextmanager
     def looping(self, test: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """A body that is done, and a step behind it, while a test is true."""
+        """Write a loop: the body of the `with` statement, then a step, while a test is true."""
         head, body, again, behind = (self.function.append_basic_block() for _ in range(4))
         self.build.branch(head)
         self.build.position_at_end(head)
@@ -206,9 +207,9 @@ class TextWriter(ValueWriter):
         self.build.position_at_end(behind)
 
     def count(self, name: str, bounds: list[GivenValue], body: list[ast.stmt]) -> None:
-        """A body for each of a range of whole numbers, which descends where its step is negative."""
+        """Write a loop over a range of integers, which descends if its step is negative."""
         start, stop, by = [0, *bounds, 1] if len(bounds) == 1 else [*bounds, 1][:3]
-        first, last, step = (self.as_kind(each, types.int64).value for each in (start, stop, by))
+        first, last, step = (self.as_kind(bound, types.int64).value for bound in (start, stop, by))
         at, none = self.place(types.int64), INTEGER64(0)
         self.build.store(first, at.value)
         def advance() -> None: self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
@@ -216,27 +217,28 @@ class TextWriter(ValueWriter):
             here = self.read(at).value
             ascends, descends = (self.build.icmp_signed(past, here, last) for past in "<>")
             if isinstance(by, Computed):
-                found = self.build.select(self.build.icmp_signed("<", step, none), descends, ascends)
-            else: found = descends if by < 0 else ascends
-            return Computed(types.boolean, found)
+                test = self.build.select(self.build.icmp_signed("<", step, none), descends, ascends)
+            else: test = descends if by < 0 else ascends
+            return Computed(types.boolean, test)
         with self.looping(within, advance):
             self.keep(name, self.read(at))
             self.follow(body)
 
 
 def function_kind(kinds: Sequence[Any], gives: ValueKind) -> LlvmValue:
-    """LLVM's kind of a function: what it gives is one value of several."""
+    """Return LLVM's type of a function: its result is one struct of several values."""
     result = ir.LiteralStructType(stored_parts(gives)) if gives != GIVES_NOTHING else ir.VoidType()
-    return ir.FunctionType(result, [part for each in kinds for part in stored_parts(each)])
+    return ir.FunctionType(result, [part for kind in kinds for part in stored_parts(kind)])
 
 
 def name_helper(function: Any, kinds: tuple[Any, ...]) -> str:
-    """By its number, as two that are declared alike may stand for others."""
+    """Return a helper's name: its number, as functions declared alike may mean different ones."""
     return f"helper.{HELPER_NUMBERS.setdefault((function.py_func, kinds), len(HELPER_NUMBERS))}"
 
 
 def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
-    """A function for arguments of these kinds. It is written twice: the first time says what it gives."""
+    """Return the helper of a function for arguments of these kinds. It is written twice: the first time gives the kind
+    of the result."""
     key = function.py_func, kinds
     if key not in HELPERS:
         definition, names = read_function(function.py_func)
@@ -254,36 +256,36 @@ def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
 
 
 def join_modules(writer: TextWriter) -> str:
-    """The text of a function and of all that it calls, each once; these are numbered as they are met, so that code does
-    not tell what else a process compiled."""
-    left, found = [writer.calls], dict[str, Helper]()
+    """Return the text of a function and of all functions that it calls, each once. They are numbered in the order in
+    which they are met, so the code does not depend on what else the process compiled."""
+    left, helpers = [writer.calls], dict[str, Helper]()
     while left:
-        fresh = {name: each for name, each in left.pop().items() if name not in found}
-        found |= fresh
-        left += [each.calls for each in fresh.values()]
-    said, lines = {*found}, str(writer.module).splitlines()
-    for each in found.values(): lines += each.text.splitlines()[HEAD_LINES:]
-    kept = []
+        fresh = {name: helper for name, helper in left.pop().items() if name not in helpers}
+        helpers |= fresh
+        left += [helper.calls for helper in fresh.values()]
+    declared, lines = {*helpers}, str(writer.module).splitlines()
+    for helper in helpers.values(): lines += helper.text.splitlines()[HEAD_LINES:]
+    needed = []
     for line in lines:
         if line.startswith("declare"):
             name = line.split('@"')[1].split('"')[0]
-            if name in said: continue
-            said.add(name)
-        kept.append(line)
+            if name in declared: continue
+            declared.add(name)
+        needed.append(line)
     order: dict[str, int] = {}
-    return NUMBERED.sub(lambda met: f"helper.{order.setdefault(met[1], len(order))}", "\n".join(kept))
+    return NUMBERED.sub(lambda met: f"helper.{order.setdefault(met[1], len(order))}", "\n".join(needed))
 
 
 @cache
 def code_maker() -> GivenValue:
-    """numba's, which knows the processor, and how code is addressed."""
+    """Return numba's code generator, which knows the processor and the addressing of code."""
     from numba.core.codegen import JITCPUCodegen
     return JITCPUCodegen("texts")
 
 
 def pass_through(module: LlvmValue) -> None:
-    """LLVM's passes, without unrolled loops: kernels say how many vectors are abreast, and copies of a body take a
-    quarter of a compilation and gain nothing. Loops over single numbers do become vectors."""
+    """Run LLVM's passes, without unrolling loops: kernels set the number of vectors in flight themselves, and copies of
+    a body take a quarter of a compilation and gain no time. Loops over single numbers are vectorised."""
     options = llvm.create_pipeline_tuning_options(PASS_LEVEL)
     options.loop_unrolling, options.loop_vectorization, options.slp_vectorization = False, True, False
     builder = llvm.create_pass_builder(code_maker()._tm, options)
@@ -291,9 +293,10 @@ def pass_through(module: LlvmValue) -> None:
 
 
 def compile_written(function: Function) -> bytes:
-    """The object code of a function. Unwritten for what this writes no code of."""
+    """Compile to object code. Raises `Unwritten` for Python that the writer does not support."""
     if isinstance(function, TextKernel):
-        [definition] = [each for each in ast.parse(function.text).body if isinstance(each, ast.FunctionDef)]
+        [definition] = [statement for statement in ast.parse(function.text).body
+                        if isinstance(statement, ast.FunctionDef)]
         names = {"min": min, "max": max} | function.words
     else: definition, names = read_function(function.body)
     kinds, gives = [types.int64] * function.arguments, types.int64 if function.result else GIVES_NOTHING

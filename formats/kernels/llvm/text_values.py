@@ -1,4 +1,4 @@
-"""Expressions of texts of kernels as LLVM's language: numbers, vectors, addresses, records, and calls of words."""
+"""Expressions of kernel texts as LLVM IR: numbers, vectors, addresses, records, and calls."""
 import ast
 import operator
 from abc import ABC, abstractmethod
@@ -55,7 +55,8 @@ COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "=="
 
 
 class Scope(NamedTuple):
-    """What a function being written has: variables by name, what other names mean, where results go, its end."""
+    """The state of a function being written: variables by name, the objects that other names refer to, the places of
+    results, the end block."""
     variables: dict[str, Any]
     names: Mapping[str, Any]
     results: list[GivenValue]
@@ -63,25 +64,25 @@ class Scope(NamedTuple):
 
 
 def common_kind(one: ValueKind, other: ValueKind) -> ValueKind:
-    """The kind in which numbers meet, as numba's: whole ones and float32 meet in float64."""
+    """Return the kind in which two numbers meet, as in numba: integers and float32 meet in float64."""
     if not {one, other} & REALS: return types.int64
     return NUMBER if {one, other} == {NUMBER} else types.float64
 
 
 class Unasked:
-    """What intrinsics ask of numba's context."""
+    """The part of numba's context that intrinsics use."""
     def get_dummy_value(self) -> None: return None
 
 
 class ValueWriter(ABC):
-    """Writes the expressions of one function. `build` says where."""
+    """Writes the expressions of one function. `build` is at the current place."""
     function: LlvmValue
     build: LlvmValue
     entry: LlvmValue
     scope: Scope
 
     def value(self, node: ast.expr) -> GivenValue:
-        """What an expression is: a value that is computed, several, or one of Python's that is known."""
+        """Evaluate an expression: to a computed value, a tuple, or a known value of Python's."""
         match node:
             case ast.Constant(value=value): return value
             case ast.Name(id=name):
@@ -93,44 +94,44 @@ class ValueWriter(ABC):
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self.compared(op, self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *right]):
-                one, two = (ast.Constant(self.value(each)) for each in (left, middle))          # once
+                one, two = (ast.Constant(self.value(operand)) for operand in (left, middle))          # once
                 return self.value(ast.BoolOp(ast.And(), [ast.Compare(one, [op], [two]), ast.Compare(two, ops, right)]))
             case ast.BoolOp(op=op, values=[first, *rest]):
                 then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
                 return self.joined(isinstance(op, ast.Or), self.value(first), then, self.value)
             case ast.IfExp(test=test, body=one, orelse=other): return self.either(test, one, other)
             case ast.Attribute(value=value, attr=name):
-                found = self.value(value)
-                return self.word(found, name) if isinstance(found, Computed) else getattr(found, name)
+                holder = self.value(value)
+                return self.word(holder, name) if isinstance(holder, Computed) else getattr(holder, name)
             case ast.Subscript(value=value, slice=at):
-                found, place = self.value(value), self.value(at)
-                if is_several(found) and not isinstance(found, ArrayAt): return found[place]
-                return self.load(*self.element(found, place))
+                holder, place = self.value(value), self.value(at)
+                if is_several(holder) and not isinstance(holder, ArrayAt): return holder[place]
+                return self.load(*self.element(holder, place))
             case ast.Call(func=func, args=args, keywords=[]):
                 return self.call(self.value(func), [*map(self.value, args)])
         return self.refuse(node)
 
     def test(self, node: ast.expr) -> GivenValue:
-        """Whether an expression is so: its parts are asked one after another, whatever their kinds."""
+        """Evaluate an expression as a truth value: operands are tested one after another, whatever their kinds."""
         match node:
             case ast.BoolOp(op=op, values=[first, *rest]):
                 then = ast.BoolOp(op, rest) if len(rest) > 1 else rest[0]
                 return self.joined(isinstance(op, ast.Or), self.test(first), then, self.test)
             case ast.UnaryOp(op=ast.Not(), operand=operand): return self.turned(node.op, self.test(operand))
-        found = self.value(node)
-        return self.as_truth(found) if isinstance(found, Computed) else bool(found)
+        truth = self.value(node)
+        return self.as_truth(truth) if isinstance(truth, Computed) else bool(truth)
 
     def refuse(self, node: ast.AST) -> GivenValue:
         raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
 
     @abstractmethod
     def take_in(self, function: Any, args: list[GivenValue]) -> GivenValue:
-        """What a function among words gives."""
+        """Return the result of a call of a helper function."""
 
     # ---- kinds
 
     def known(self, given: GivenValue) -> Computed:
-        """A value of Python's as one that is computed."""
+        """Return a value of Python's as a computed constant; a computed value as it is."""
         if isinstance(given, Computed): return given
         if given is None: return Computed(types.none, None)
         if isinstance(given, type | np.dtype): return Computed(typeof(given), None)
@@ -142,19 +143,19 @@ class ValueWriter(ABC):
         raise Unwritten(f"{given!r:.80}: no number")
 
     def as_kind(self, given: GivenValue, kind: ValueKind) -> Computed:
-        """A value turned to another kind."""
-        found = self.known(given)
-        if found.kind == kind: return found
-        if isinstance(found.kind, At) and kind == types.int64: return Computed(kind, found.value)
-        if kind == types.boolean: return Computed(kind, self.truth(found))
-        if (found.kind, kind) not in CASTS: raise Unwritten(f"{found.kind} where {kind} was")
-        return Computed(kind, getattr(self.build, CASTS[found.kind, kind])(found.value, stored(kind)))
+        """Convert a value to another kind."""
+        computed = self.known(given)
+        if computed.kind == kind: return computed
+        if isinstance(computed.kind, At) and kind == types.int64: return Computed(kind, computed.value)
+        if kind == types.boolean: return Computed(kind, self.truth(computed))
+        if (computed.kind, kind) not in CASTS: raise Unwritten(f"{computed.kind} where {kind} was")
+        return Computed(kind, getattr(self.build, CASTS[computed.kind, kind])(computed.value, stored(kind)))
 
     def truth(self, given: GivenValue) -> LlvmValue: return self.as_truth(given).value
 
     def as_truth(self, given: GivenValue) -> Computed:
-        found = self.known(given)
-        return found if found.kind == types.boolean else self.compared(ast.NotEq(), found, 0)
+        computed = self.known(given)
+        return computed if computed.kind == types.boolean else self.compared(ast.NotEq(), computed, 0)
 
     # ---- operations
 
@@ -167,13 +168,13 @@ class ValueWriter(ABC):
         kind = common_kind(a.kind, b.kind)
         if isinstance(op, ast.Div) and kind not in REALS: kind = types.float64
         if {a.kind, b.kind} == {types.boolean} and isinstance(op, ON_TRUTHS): kind = types.boolean
-        x, y = (self.as_kind(each, kind).value for each in (a, b))
+        x, y = (self.as_kind(number, kind).value for number in (a, b))
         if kind in REALS: return Computed(kind, getattr(self.build, ON_FLOATS[type(op)])(x, y))
         if isinstance(op, ast.FloorDiv | ast.Mod): return Computed(types.int64, self.divided(op, x, y))
         return Computed(kind, getattr(self.build, ON_WORDS[type(op)])(x, y))
 
     def turned(self, op: ast.unaryop, given: GivenValue) -> GivenValue:
-        """-x, not x, ~x."""
+        """Apply a unary operator: -x, not x, ~x."""
         if not isinstance(given, Computed): return ON_ONE[type(op)](given)
         match op:
             case ast.Not(): return Computed(types.boolean, self.build.not_(self.truth(given)))
@@ -182,7 +183,7 @@ class ValueWriter(ABC):
         return self.binary(ast.Sub(), 0, given)
 
     def compared(self, op: ast.cmpop, one: GivenValue, other: GivenValue) -> GivenValue:
-        """Whether it is so of two numbers; of what is none only != is."""
+        """Compare two numbers; for NaN only != is true."""
         named = isinstance(op, ast.Is | ast.IsNot)
         if not named and (is_several(one) or is_several(other)): raise Unwritten("several values are compared")
         if not isinstance(one, Computed) and not isinstance(other, Computed): return OF_KNOWN[type(op)](one, other)
@@ -193,12 +194,12 @@ class ValueWriter(ABC):
         return Computed(types.boolean, test(word, x, y))
 
     def meet(self, one: GivenValue, other: GivenValue) -> tuple[ValueKind, LlvmValue, LlvmValue]:
-        """The kind in which two numbers meet, and both as such."""
+        """Return the kind in which two numbers meet, and both converted to it."""
         kind = common_kind(self.known(one).kind, self.known(other).kind)
         return kind, self.as_kind(one, kind).value, self.as_kind(other, kind).value
 
     def divided(self, op: ast.operator, x: LlvmValue, y: LlvmValue) -> LlvmValue:
-        """x // y or x % y, rounded down, as Python does; 0 where y is."""
+        """Return x // y or x % y, rounded down, as in Python; 0 if y is 0."""
         build, none = self.build, INTEGER64(0)
         by_nothing = build.icmp_signed("==", y, none)
         x, y = build.select(by_nothing, none, x), build.select(by_nothing, INTEGER64(1), y)
@@ -209,7 +210,7 @@ class ValueWriter(ABC):
         return build.select(below, build.sub(whole, INTEGER64(1)), whole)
 
     def choose(self, test: Any, one: Callable[[], None], other: Callable[[], None]) -> None:
-        """Either of two, by a test: what is not asked is not computed."""
+        """Branch by a test: the other side is not computed."""
         first, second, behind = (self.function.append_basic_block() for _ in range(3))
         self.build.cbranch(self.truth(test), first, second)
         for block, body in ((first, one), (second, other)):
@@ -220,7 +221,7 @@ class ValueWriter(ABC):
 
     def joined(self, either: bool, first: GivenValue, then: ast.expr,
                asked: Callable[[ast.expr], GivenValue]) -> GivenValue:
-        """`first or then`, or `first and then`: one of both, as Python's is, which are of one kind."""
+        """Return `first or then`, or `first and then`: one of the two operands, as in Python; both have one kind."""
         if not isinstance(first, Computed): return first if bool(first) == either else asked(then)
         held = self.place(first.kind)
         self.store(first, held)
@@ -229,32 +230,33 @@ class ValueWriter(ABC):
         return self.read(held)
 
     def either(self, test: ast.expr, one: ast.expr, other: ast.expr) -> GivenValue:
-        """One value or the other, by a test."""
-        made: list[GivenValue] = []
+        """Return one value or the other, by a test."""
+        places: list[GivenValue] = []
         if not isinstance(told := self.test(test), Computed): return self.value(one if told else other)
         def store(part: ast.expr) -> None:
-            found = each_part(self.known, self.value(part))
-            if not made: made.append(each_part(lambda each: self.place(each.kind), found))
-            each_part(self.store, found, made[0])
+            parts = each_part(self.known, self.value(part))
+            if not places: places.append(each_part(lambda each: self.place(each.kind), parts))
+            each_part(self.store, parts, places[0])
         self.choose(told, lambda: store(one), lambda: store(other))
-        return each_part(self.read, made[0])
+        return each_part(self.read, places[0])
 
     # ---- memory
 
     def place(self, kind: ValueKind) -> Computed:
-        """Room for a value of this kind."""
+        """Allocate a variable of this kind."""
         return Computed(kind, ir.IRBuilder(self.entry).alloca(stored(kind)))
 
     def read(self, place: Computed) -> Computed: return Computed(place.kind, self.build.load(place.value))
     def store(self, given: GivenValue, place: Computed) -> None:
-        """A variable holds numbers of one kind: numba would widen it where another comes."""
-        found = self.known(given)
-        if found.kind != place.kind and (found.kind, place.kind) != (types.boolean, types.int64):
-            raise Unwritten(f"{found.kind} in a variable that holds {place.kind}")
-        self.build.store(self.as_kind(found, place.kind).value, place.value)
+        """Store a value in a variable of its kind; a truth value also in an int64 variable. Unwritten for other kinds,
+        for which numba would widen the variable."""
+        computed = self.known(given)
+        if computed.kind != place.kind and (computed.kind, place.kind) != (types.boolean, types.int64):
+            raise Unwritten(f"{computed.kind} in a variable that holds {place.kind}")
+        self.build.store(self.as_kind(computed, place.kind).value, place.value)
 
     def element(self, found: GivenValue, at: LlvmValue) -> tuple[Any, Any]:
-        """Where a number or a record of an array lies, and its kind."""
+        """Return the address of a number or a record of an array, and its kind."""
         if isinstance(found, ArrayAt): found = found.at
         kind, place = found.kind.of, self.known(at)
         if place.kind in REALS or (isinstance(at, int) and at < 0): raise Unwritten(f"place {at!r:.80} of an array")
@@ -262,32 +264,32 @@ class ValueWriter(ABC):
         if kind in UNREAD: raise Unwritten(f"{kind}: no kind of array that is read")
         if isinstance(kind, np.dtype): return self.build.add(found.value, self.build.mul(at, INTEGER64(size))), kind
         lies = LIES.get(kind) or ir.IntType(8 * size)
-        start = self.build.inttoptr(found.value, lies.as_pointer())         # from where LLVM follows what lies behind
+        start = self.build.inttoptr(found.value, lies.as_pointer())         # a base that LLVM can follow
         return self.build.gep(start, [at]), kind
 
     def load(self, where: LlvmValue, kind: ValueKind) -> Computed:
-        """The number that lies there; whole ones as words. A record is where it lies."""
+        """Load the number at an address; an integer becomes a word. A record stays an address."""
         if isinstance(kind, np.dtype): return Computed(At(kind), where)
-        value, kept = self.build.load(where), np.dtype(kind)
-        if kept.kind == "f": return Computed(real_kind(kept), value)
-        return Computed(types.int64, value) if kept.itemsize == 8 else self.widened(value, kept.kind == "i")
+        value, dtype = self.build.load(where), np.dtype(kind)
+        if dtype.kind == "f": return Computed(real_kind(dtype), value)
+        return Computed(types.int64, value) if dtype.itemsize == 8 else self.widened(value, dtype.kind == "i")
 
     def put(self, found: GivenValue, where: LlvmValue, kind: ValueKind) -> None:
-        """A number to where it lies."""
-        kept = np.dtype(kind)
-        if kept.kind == "f": value = self.as_kind(found, real_kind(kept)).value
+        """Store a number at an address."""
+        dtype = np.dtype(kind)
+        if dtype.kind == "f": value = self.as_kind(found, real_kind(dtype)).value
         else:
             value = self.as_kind(found, types.int64).value
-            if kept.itemsize < 8: value = self.build.trunc(value, ir.IntType(8 * kept.itemsize))
+            if dtype.itemsize < 8: value = self.build.trunc(value, ir.IntType(8 * dtype.itemsize))
         self.build.store(value, where)
 
     def field(self, record: Computed, name: str) -> tuple[Any, Any]:
-        """Where a word of a record lies, and its kind."""
+        """Return the address of a word of a record, and its kind."""
         kind, offset = record.kind.of.fields[name][:2]
         return self.element(Computed(At(kind.type), self.build.add(record.value, INTEGER64(offset))), 0)
 
     def word(self, record: Computed, name: str) -> Computed:
-        """A word of a record."""
+        """Load a word of a record."""
         return self.load(*self.field(record, name))
 
     # ---- calls
@@ -302,25 +304,27 @@ class ValueWriter(ABC):
         if function in (abs, np.sqrt): return self.of_number(function, *args)
         if hasattr(function, "py_func"): return self.take_in(function, args)
         if not hasattr(function, "_defn"): raise Unwritten(f"{function!r:.80} is called, and is no word of kernels")
-        given = [*map(self.known, args)]
-        literal = function._prefer_literal and all(isinstance(each, int) for each in args)
-        signature, code = function._defn(None, *([*map(types.literal, args)] if literal else [a.kind for a in given]))
-        made = code(Unasked(), self.build, signature, self.handed(signature.args, given))
+        operands = [*map(self.known, args)]
+        literal = function._prefer_literal and all(isinstance(arg, int) for arg in args)
+        signature, code = function._defn(
+            None, *([*map(types.literal, args)] if literal else [a.kind for a in operands]))
+        result = code(Unasked(), self.build, signature, self.handed(signature.args, operands))
         kind = signature.return_type
-        if made is None: return None
-        return self.widened(made, kind.signed) if narrow_bits(kind) else Computed(kind, made)
+        if result is None: return None
+        return self.widened(result, kind.signed) if narrow_bits(kind) else Computed(kind, result)
 
     def widened(self, value: LlvmValue, signed: bool) -> Computed:
-        """A whole number of fewer bits as a word."""
+        """Extend an integer of fewer bits to a word."""
         return Computed(types.int64, (self.build.sext if signed else self.build.zext)(value, INTEGER64))
 
     def handed(self, wanted: Sequence[Any], given: Sequence[Computed]) -> list[GivenValue]:
-        """Values as an intrinsic asks for them: several of its last argument as one, whole numbers as narrow."""
+        """Convert values to the kinds that an intrinsic takes: trailing arguments are packed into one tuple, integers
+        narrowed."""
         values = []
         for k, kind in enumerate(wanted):
             if is_tuple(kind):
-                parts = [self.as_kind(*each).value for each in zip(given[k:], kind, strict=True)]
-                values.append(pack_values(self.build, ir.LiteralStructType([each.type for each in parts]), parts))
+                parts = [self.as_kind(*pair).value for pair in zip(given[k:], kind, strict=True)]
+                values.append(pack_values(self.build, ir.LiteralStructType([part.type for part in parts]), parts))
             elif bits := narrow_bits(kind):
                 values.append(self.build.trunc(self.as_kind(given[k], types.int64).value, ir.IntType(bits)))
             elif kind in STORED_KINDS: values.append(self.as_kind(given[k], kind).value)
@@ -328,18 +332,18 @@ class ValueWriter(ABC):
         return values
 
     def cast(self, kind: type, given: GivenValue) -> GivenValue:
-        """A number as one of numpy's kinds; whole ones are kept as words."""
+        """Convert a number to one of numpy's kinds; integers stay words."""
         if not isinstance(given, Computed): return kind(given)
         if kind in (bool, np.bool_): return self.as_truth(given)
-        kept = np.dtype(kind)
+        dtype = np.dtype(kind)
         if kind in UNREAD: raise Unwritten(f"{kind}: no kind that numbers are turned to")
-        if kept.kind == "f": return self.as_kind(given, real_kind(kept))
+        if dtype.kind == "f": return self.as_kind(given, real_kind(dtype))
         word = self.as_kind(given, types.int64)
-        if kept.itemsize == 8: return word
-        return self.widened(self.build.trunc(word.value, ir.IntType(8 * kept.itemsize)), kept.kind == "i")
+        if dtype.itemsize == 8: return word
+        return self.widened(self.build.trunc(word.value, ir.IntType(8 * dtype.itemsize)), dtype.kind == "i")
 
     def of_number(self, function: Any, given: GivenValue) -> GivenValue:
-        """The size or the root of a number."""
+        """Return the magnitude or the square root of a number."""
         if not isinstance(given, Computed): return function(given)
         kind = given.kind if given.kind in REALS else types.int64 if function is abs else types.float64
         value = self.as_kind(given, kind).value
@@ -350,7 +354,7 @@ class ValueWriter(ABC):
         return Computed(kind, self.build.call(llvm_function(self.build, name, value.type, value.type), [value]))
 
     def extreme(self, function: Any, one: GivenValue, other: GivenValue, *more: Any) -> GivenValue:
-        """The smallest or the largest of numbers."""
+        """Return the smallest or the largest of numbers."""
         if more: return self.extreme(function, self.extreme(function, one, other), *more)
         if not isinstance(one, Computed) and not isinstance(other, Computed): return function(one, other)
         kind, x, y = self.meet(one, other)

@@ -1,9 +1,9 @@
 """x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a
 time.
 
-A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and
-meet rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again. Scales of W belong
-to a column, or to a group of depths of one."""
+A word of 32 bits holds neighbours along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and
+meet rows of x / scale, integers up to 127 (rounding.py); the contribution of the 128 is subtracted again. A scale of W
+belongs to a column, or to a group of depths of a column."""
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,14 +26,14 @@ from formats.kernels.rows.following import epilogue_record
 __all__ = ["product_balanced_bytes", "product_bf16", "product_int4", "product_int8", "product_lowrank_bytes"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, VECTOR_BAND, MATRIX_BAND
 
-ASIDE = max(VECTOR_BAND, MATRIX_BAND)                        # rows of a band whose sums lie in room
+ASIDE = max(VECTOR_BAND, MATRIX_BAND)                        # rows of a band whose sums are in scratch
 f4 = np.float32
 
 
 class Narrow(NamedTuple):
-    """A weight of narrow numbers as kernels take it: the first for one row, the second for more. scale: (groups, p). n
-    is rounded up to units in w, p to 16; `per` numbers lie in one of w. factors:
-    (n,) of the inputs of x in balance."""
+    """A weight of narrow numbers as kernels take it. kernels: the first for one row, the second for more. scale:
+    (groups, p). In w, n is rounded up to units, p to 16; `per` numbers are stored in one of w. factors: (n,) of the
+    inputs of balanced x."""
     kernels: tuple[Kernel, Kernel]
     w: np.ndarray
     scale: np.ndarray | None
@@ -43,8 +43,8 @@ class Narrow(NamedTuple):
     factors: np.ndarray | None = None
 
     def described(self, n: int, p: int, rows: int) -> tuple[Record, int]:
-        """The record that describes it, and the scratch that items of so many rows take. ValueError where it is not n
-        by p."""
+        """Return the record that describes it, and the scratch bytes of items of this many rows. ValueError if it is
+        not n by p."""
         (_, w, scale, group, unit, per, factors) = self
         depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
         if w.size * per != depth * columns:
@@ -63,22 +63,23 @@ class Narrow(NamedTuple):
 
 
 def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
-    many columns as the first has scales."""
-    stored = {f"{name}{i}": array for i, each in enumerate(weights)
-              for name, array in (("w", each.w), ("scale", each.scale), ("factors", each.factors)) if array is not None}
+    """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; intermediate results are float32, with
+    as many columns as the weight before has scales."""
+    stored = {f"{name}{i}": array for i, weight in enumerate(weights)
+              for name, array in (("w", weight.w), ("scale", weight.scale), ("factors", weight.factors))
+              if array is not None}
     check_product(x, None, None, out, **stored)
     T, workers = len(x), threads()
-    sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
+    sides = [x.shape[1], *(weight.scale.shape[1] for weight in weights[:-1] if weight.scale is not None), out.shape[1]]
     between = [x, *(temporary((T, side)) for side in sides[1:-1]), out]
-    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0])
-            for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
+    laid = [weight.described(n, p, split_work(T, p, workers, PANEL)[0])
+            for weight, (n, p) in zip(weights, pairwise(sides), strict=True)]
     after = [*[None] * (len(weights) - 1), epilogue_record(epilogue, out, rough=True)]
     with POOL.lock:
         room = ROOM.reserve(max(size for _, size in laid), workers)
-        launch(workers, *(stage for i, (each, (record, _)) in enumerate(zip(weights, laid, strict=True))
+        launch(workers, *(stage for i, (weight, (record, _)) in enumerate(zip(weights, laid, strict=True))
                           for stage in linear_stages(
-            each.kernels[T > 1], between[i], address(record), between[i + 1], after[i], workers, room, unit=PANEL)))
+            weight.kernels[T > 1], between[i], address(record), between[i + 1], after[i], workers, room, unit=PANEL)))
     return out
 
 
@@ -99,27 +100,28 @@ def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
 
 def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
                  epilogue: Epilogue | None = None) -> np.ndarray:
-    """product_int8 for 4-bit values W / scale + 8, two per byte: the low one is of one word of depth, the high one of
-    the next."""
+    """Compute `product_int8` for 4-bit values W / scale + 8, two per byte: the low one belongs to one word of depth,
+    the high one to the next."""
     weight = Narrow((nibbled, nibbled_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64, 2)
     return product_narrow(x, [weight], out, epilogue)
 
 
 def product_balanced_bytes(x: np.ndarray, factors: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
                            out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
-    """product_int8 of x times factors of its inputs (n,), float32, mixed (hadamard.py) before rows are rounded."""
+    """Compute `product_int8` of x times factors of its inputs (n,), float32, mixed (hadamard.py) before rows are
+    rounded."""
     weight = in_bytes(w, scale, group)._replace(factors=typed("factors", factors, f4))
     return product_narrow(x, [weight], out, epilogue)
 
 
 def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:
-    """Bytes with a scale for each column and group."""
+    """Return a weight of bytes with a scale for each column and group."""
     return Narrow((quantised, quantised_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64)
 
 
 def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray,
                           out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a
-    scale for each column. Rows of x, and of what lies between, are rounded to 255 steps."""
+    scale for each column. Rows of x, and of the intermediate result, are rounded to 255 steps."""
     factors = (in_bytes(w, typed("scale", scale, f4)[None], 1 << 30) for w, scale in ((u, left), (v, right)))
     return product_narrow(x, [*factors], out, epilogue)

@@ -1,8 +1,8 @@
-"""x @ W for W of sparse tiles, r inputs by c outputs, stored by columns of tiles; nothing is densified.
+"""x @ W for W of sparse tiles, r inputs by c outputs, stored by columns of tiles; W is not made dense.
 
-Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply
-it lie side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of csr_nm.py, tokens
-contiguous."""
+If c is a multiple of 16, a row of a tile is a vector. Strips of tokens are transposed, so that the numbers that
+multiply it are contiguous, and sums of tokens by outputs are written as rows. Other tiles are multiplied as in
+csr_nm.py, tokens contiguous."""
 
 import numpy as np
 
@@ -21,17 +21,18 @@ from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, plus,
 
 __all__ = ["product_block", "product_vectorwise"]
 
-# ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
+# ptr: 0 if every column of tiles has `held` of them; chunk: tokens transposed at once; depth: lines of a transposed
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
 BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
-TALL = 24                                                    # tokens of a strip; 16, 8 or 1 where that is enough
+TALL = 24                                                    # tokens of a strip; 16, 8 or 1 if that is enough
 __borders__ = ENOUGH, MAX_ITEM_ROWS, TALL
 f4, i8 = np.float32, np.int64
 
 
 @njit(**HELPER)
 def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
-    """Tokens by outputs, as many as the sums have, of tiles low..high: x is (depth, tokens), rows of a tile c apart."""
+    """Compute sums of tokens by outputs, as many as the tile of sums has, over tiles low..high: x is (depth, tokens),
+    rows of a tile are c apart."""
     sums = none
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r * tokens, val + 4 * b * r * c
@@ -45,7 +46,7 @@ def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
 
 @njit(**HELPER)
 def row_sums(none, c, idx, val, low, high, r, x, out):
-    """tile_sums for one token: even and odd inputs apart, as an addition takes four cycles."""
+    """Run `tile_sums` for one token: even and odd inputs have separate sums, as an addition takes four cycles."""
     even, odd = none, none
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r, val + 4 * b * r * c
@@ -62,8 +63,8 @@ def row_sums(none, c, idx, val, low, high, r, x, out):
 
 @njit(**HELPER)
 def tile_column(w, idx, low, high, x, tokens, out, step):
-    """A column of tiles for a strip of tokens: as many outputs at once as vectors go into c, as many tokens as sums
-    fit."""
+    """Multiply a column of tiles for a strip of tokens: as many outputs at once as there are vectors in c, as many
+    tokens as sums fit."""
     c, r = w.c, w.r
     for j in range(0, c, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16):
         val, to = w.val + 4 * j, out + 4 * j
@@ -88,11 +89,11 @@ def tile_column(w, idx, low, high, x, tokens, out, step):
 
 @Kernel
 def block_strips(item, worker, arguments):
-    """Strips of tokens: turn, multiply a column of tiles at a time; then the epilogue."""
+    """Transpose strips of tokens, and multiply a column of tiles at a time; then apply the epilogue."""
     c = record(arguments, LINEAR)
     w = record(c.w, BLOCKS)
     low, high, left, right = tile(c, item)
-    spare = c.room + worker * c.apart                        # where what reaches over the edge of out is written
+    spare = c.room + worker * c.apart                        # room for outputs beyond the edge of out
     x = spare + 4 * TALL * w.c
     for first in range(low, high, w.chunk):
         count = min(w.chunk, high - first)
@@ -110,7 +111,7 @@ def block_strips(item, worker, arguments):
 
 @njit(**HELPER)
 def block_column(c, w, start, x, count, out, spare):
-    """The column of tiles that begins at an output, for a strip of so many tokens."""
+    """Multiply the column of tiles that begins at output `start`, for a strip of `count` tokens."""
     j, ptr, idx = start // w.c, pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
     low, high = (i8(ptr[j]), i8(ptr[j + 1])) if w.ptr else (j * w.held, (j + 1) * w.held)
     tokens, width = tall(count), min(w.c, c.p - start)
@@ -124,7 +125,7 @@ def block_column(c, w, start, x, count, out, spare):
 
 @njit(**HELPER)
 def tall(count):
-    """Tokens of the strip that holds so many."""
+    """Return the tokens of the smallest strip that holds `count`."""
     return TALL if count > 16 else 16 if count > 8 else 8 if count > 1 else 1
 
 
@@ -132,7 +133,7 @@ def tall(count):
 
 @njit(**HELPER)
 def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
-    """Outputs j.. of a column of blocks, as many as the sums have, for their tokens."""
+    """Compute outputs j.. of a column of blocks, as many as the sums have, for their tokens."""
     sums, along = none, 4 * tokens
     for b in range(i8(ptr[column]), i8(ptr[column + 1])):
         factors, at = w.val + 4 * (b * w.r * w.c + j), x + i8(idx[b]) * w.r * along
@@ -145,7 +146,7 @@ def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
 
 @Function.of(6)
 def block_columns(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs: strips of 8 and of 1
+    """Compute columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs, in strips of 8 and of 1
     outputs."""
     w = record(weight, SPARSE)
     ptr, idx = pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
@@ -182,8 +183,8 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
 
 def launch_blocks(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np.ndarray], out: np.ndarray,
                   epilogue: Epilogue | None, tile: tuple[int, int]) -> np.ndarray:
-    """weights: ptr, or how many tiles every column of them has; idx; val; tile: r inputs by c outputs, c a multiple of
-    16."""
+    """Launch a product. weights: ptr, or the number of tiles of every column of them; idx; val. tile: r inputs by c
+    outputs, c a multiple of 16."""
     ptr, idx, val = weights
     (T, n), (r, c), counted = x.shape, tile, isinstance(ptr, int)
     depth = -(-(-(-n // r) * r) // 16) * 16

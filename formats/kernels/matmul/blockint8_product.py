@@ -1,8 +1,8 @@
 """x @ W for W of sparse tiles of bytes, 64 inputs by 16 outputs: 16 words of depth, each a vector of fours (words.py).
 
-A column of tiles meets tiles of rows of x: its sums stay in registers from tile to tile, each of which names 64 bytes
-of a row. Rows are rounded as for dense bytes; what the 128 in W adds, which depends on the tiles of a column, is taken
-off at its end."""
+A column of tiles meets tiles of rows of x. Its sums stay in registers from tile to tile; each tile selects 64 bytes of
+a row. Rows are rounded as for dense bytes; the contribution of the 128 in W, which depends on the tiles of a column, is
+subtracted at its end."""
 from collections.abc import Callable
 
 import numpy as np
@@ -49,17 +49,16 @@ __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
 TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
 TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words
-# the fields of dense bytes, where every 64 inputs are a group; ptr, idx: tiles by columns; blank: a tile that is zero,
-# and its index
+# the fields of dense bytes, with groups of 64 inputs; ptr, idx: tiles by columns; blank: a tile of zeros, and its index
 BLOCKED = np.dtype(words("w scale depth group groups span ptr idx blank"))
-HIGH, LOW = (24, 8) if MANY_REGISTERS else (4, 2)            # rows of a tile of sums: of 32 registers 24 hold some
+HIGH, LOW = (24, 8) if MANY_REGISTERS else (4, 2)            # rows of a tile of sums: 24 of 32 registers hold sums
 STEP = 4                                                     # words that a loop takes at a time
 f4, i8 = np.float32, np.int64
 
 
 def tiled(rows: int) -> Callable[..., None]:
-    """An intrinsic: sums of so many rows by 16 outputs over `count` tiles. A single row has a sum for each word of a
-    step, as there is no other to work on meanwhile."""
+    """Build an intrinsic: sums of `rows` rows by 16 outputs over `count` tiles. A single row has a sum for each word of
+    a step, as there is no other row to work on meanwhile."""
     chains = STEP if rows == 1 else 1
 
     @intrinsic
@@ -100,7 +99,7 @@ many, few, single_row = map(tiled, (HIGH, LOW, 1))
 
 @intrinsic
 def both(typing, a, b):
-    """The sums of whole numbers whose bits two vectors hold."""
+    """Add the integers whose bits two vectors hold."""
     def code(context, builder, signature, values):
         a, b = (as_words(builder, builder.extract_value(value, 0)) for value in values)
         return closed(builder, [builder.bitcast(builder.add(a, b), VECTOR)])
@@ -109,7 +108,8 @@ def both(typing, a, b):
 
 @njit(**HELPER)
 def taken_off(idx, count, totals, tall, low, high, less):
-    """What the 128 in so many tiles adds to the sums of rows: totals has a line of `tall` rows for each 64 inputs."""
+    """Compute the contribution of the 128 in `count` tiles to the sums of rows: totals has a line of `tall` rows for
+    each 64 inputs."""
     for i in range(low // 16 * 16, high, 16):
         added = get(totals + 4 * (i8(idx[0]) * tall + i), None)
         for b in range(1, count): added = both(added, get(totals + 4 * (i8(idx[b]) * tall + i), None))
@@ -118,14 +118,14 @@ def taken_off(idx, count, totals, tall, low, high, less):
 
 @njit(**HELPER)
 def beside(x, row, span):
-    """Where a row begins: the rows of a tile lie side by side, 64 bytes of one after those of another, so that one
-    address and offsets known to the compiler reach them all."""
+    """Return the address of a row. The rows of a tile are interleaved, 64 bytes of each in turn, so that one address
+    and offsets known to the compiler reach them all."""
     return x + row // HIGH * HIGH * span + row % HIGH * LINE_BYTES
 
 
 @njit(**HELPER)
 def multiply_column(row, rows, x, span, w, idx, count, y, step, after, less, factors, scales):
-    """A column of tiles, one at least, for these rows."""
+    """Multiply these rows by a column of tiles, at least one."""
     bias, residual, further = after
     while row + HIGH <= rows:
         many(x + row * span, w, idx, count, y + row * step, step, bias, residual + row * further, further,
@@ -143,7 +143,8 @@ def multiply_column(row, rows, x, span, w, idx, count, y, step, after, less, fac
 
 @njit(**HELPER)
 def multiply_blocks(row, rows, columns, x, span, first, apart, further_on, weights, y, step, after, how):
-    """Rows against columns of tiles, as `by_panels` asks for it, which adds the first output to where W begins."""
+    """Multiply rows by columns of tiles, with the arguments of `by_panels`, which adds the first output to the address
+    of W."""
     bias, residual, further = after
     totals, factors, scales, _, _, tall = how
     w, less = record(weights, BLOCKED), totals - 4 * tall
@@ -159,7 +160,7 @@ def multiply_blocks(row, rows, columns, x, span, first, apart, further_on, weigh
 
 @Kernel
 def byte_blocks(item, worker, arguments):
-    """Rows to bytes, with what every 64 of them add up to; then panel after panel."""
+    """Round rows to bytes, and sum every 64 of them; then multiply panel after panel."""
     c = record(arguments, LINEAR)
     w = record(c.w, BLOCKED)
     low, high, _, _ = tile(c, item)
@@ -171,7 +172,7 @@ def byte_blocks(item, worker, arguments):
     scales = x + (rows + HIGH - 1) // HIGH * HIGH * w.span
     lifts = scales + 4 * tall
     own = lifts + 4 * tall
-    totals = own + 4 * (rows * groups + tall)                # the line before them is for what is taken off
+    totals = own + 4 * (rows * groups + tall)                # the line before them holds the corrections for the 128
     far = round_rows(c, w, low, rows, x, scales, lifts, own, 128, HIGH, 0, 0)
     for i in range(rows):
         for g in range(groups): ints_at(totals + 4 * (g * tall + i), 1)[0] = ints_at(own + 4 * (i * groups + g), 1)[0]

@@ -1,4 +1,4 @@
-"""A weight of its own for every head."""
+"""Products with a separate weight for every head."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous
@@ -18,7 +18,7 @@ f4 = np.float32
 
 @Kernel
 def head_by_head(item, worker, arguments):
-    """A chunk of rows of one head times that head's matrix."""
+    """Multiply a chunk of rows of one head by that head's matrix."""
     c = record(arguments, HEADWISE)
     low, head = item // c.h * c.rows, item % c.h
     multiply(c.multiply, min(c.rows, c.T - low), c.n, c.d, c.x + 4 * (low * c.x_row + head * c.x_head), 4 * c.x_row,
@@ -29,13 +29,13 @@ def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out (T, h, n)[:, i] = x[:, i] @ w[i]; x is (T, h, d), or (T, 1, d) for all heads alike, w (h, d, n)."""
     weight = as_contiguous("w", w, f4)
     check_heads(out, x=x, w=weight)
-    (T, given, d), (h, deep, n) = x.shape, w.shape
-    if given not in (1, h) or d != deep: raise ValueError(f"headwise: x {x.shape} does not fit w {w.shape}")
+    (T, x_heads, d), (h, deep, n) = x.shape, w.shape
+    if x_heads not in (1, h) or d != deep: raise ValueError(f"headwise: x {x.shape} does not fit w {w.shape}")
     if out.shape[2] != n: raise ValueError(f"headwise: out {out.shape} does not fit w {w.shape}")
-    source, target = heads_of("x", x, T, given), heads_of("out", out, T, h)
+    source, target = heads_of("x", x, T, x_heads), heads_of("out", out, T, h)
     if not out.size: return out
     rows = min(T, max(16, -(-T * h // (4 * (workers := threads()) * h))))
-    source = (*source[:2], 0 if given == 1 else source[2])
+    source = (*source[:2], 0 if x_heads == 1 else source[2])
     values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
     launch(workers, (head_by_head, make_record([values], HEADWISE), -(-T // rows) * h))
     return out

@@ -1,4 +1,4 @@
-"""x @ W for sparse W stored by inputs (csc); nothing is densified."""
+"""x @ W for sparse W stored by inputs (csc); W is not made dense."""
 
 import numpy as np
 
@@ -18,13 +18,13 @@ f4, i8 = np.float32, np.int64
 
 @njit(**HELPER)
 def read_unsigned(address, size, k):
-    """The k-th of the unsigned numbers of so many bytes."""
+    """Read the k-th of unsigned numbers of `size` bytes, 2 or 4."""
     return i8(pointer(address, np.uint16)[k]) if size == 2 else i8(pointer(address, np.uint32)[k])
 
 
 @njit(**HELPER)
 def first(address, size, low, high, least):
-    """The first of the ascending numbers low..high that is at least this."""
+    """Return the index of the first of the ascending numbers low..high that is at least `least`."""
     while low < high:
         middle = (low + high) // 2
         if read_unsigned(address, size, middle) < least: low = middle + 1
@@ -36,7 +36,7 @@ def first(address, size, low, high, least):
 
 @njit(**HELPER)
 def scatter(none, w, k, end, start, width, along, x, y):
-    """The numbers of one input, times its tokens, added to the columns that they name."""
+    """Add the numbers of one input, times its tokens, to the columns that they name."""
     while k < end:
         j = read_unsigned(w.idx, w.r, k) - start
         if j >= width: break
@@ -46,7 +46,7 @@ def scatter(none, w, k, end, start, width, along, x, y):
 
 @Function.of(6, rare=True)
 def csc_columns(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous."""
+    """Compute columns start.. of x @ W at y, tokens contiguous."""
     w, along = record(weight, SPARSE), 4 * tokens
     ptr, sums = pointer(w.ptr, np.uint32), floats(y, width * tokens)
     for i in range(sums.size): sums[i] = 0
@@ -59,7 +59,7 @@ def csc_columns(weight, start, width, tokens, x, y):
 
 @njit(**HELPER)
 def scatter_one(idx, val, k, end, factor, start, out):
-    """The numbers k..end of one input, times one token."""
+    """Add the numbers k..end of one input, times one token, to the columns that they name."""
     while k < end:
         out[i8(idx[k]) - start] += factor * val[k]
         k += 1
@@ -67,7 +67,7 @@ def scatter_one(idx, val, k, end, factor, start, out):
 
 @Function.of(5, rare=True)
 def csc_single(weight, start, width, x, y):
-    """Columns start.. for one token; inputs that are zero are left out."""
+    """Compute columns start.. for one token; inputs that are zero are skipped."""
     w, row, out = record(weight, SPARSE), pointer(x, np.float32), floats(y, width)
     ptr, val = pointer(w.ptr, np.uint32), pointer(w.val, np.float32)
     for j in range(width): out[j] = 0

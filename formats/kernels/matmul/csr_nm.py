@@ -1,8 +1,8 @@
-"""x @ W for sparse W stored by output column (csr, n:m): nothing is densified.
+"""x @ W for sparse W stored by output column (csr, n:m): W is not made dense.
 
-Strips of tokens are turned so that tokens run along the contiguous axis. Then a nonzero is one number times a row of
-tokens, added to sums that stay in registers; finished columns are turned back. A single token needs no turning: a
-column is a dot product with the entries of x that it names."""
+Strips of tokens are transposed so that tokens run along the contiguous axis. Then a nonzero is one number times a row
+of tokens, added to sums that stay in registers; finished columns are transposed back. A single token needs no
+transposing: a column is a dot product with the entries of x that it names."""
 
 import numpy as np
 
@@ -20,22 +20,21 @@ from formats.kernels.simd.vectors import AHEAD, add_outer, plus, prefetch, store
 
 __all__ = ["product_csr", "product_nm"]
 
-# columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens
-# that
-# are turned at once; depth: lines of a turned strip; once: columns computed before they are turned back
+# columns: the function of the format, single: its function for one token; r, c: sizes of the format; chunk: tokens
+# transposed at once; depth: lines of a transposed strip; once: columns computed before they are transposed back
 SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
-ROOMY = 1 << 20                                              # bytes for turned tokens: a half of an L2
+ROOMY = 1 << 20                                              # bytes for transposed tokens: half of an L2
 NEAR = 1 << 19                                               # bytes of a weight that stay in cache
-STRIP = 32                                                   # tokens of a strip; 16 where that is enough
+STRIP = 32                                                   # tokens of a strip; 16 if that is enough
 __borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
-BLOCK_COLUMNS = 64                                           # columns computed before they are turned back
+BLOCK_COLUMNS = 64                                           # columns computed before they are transposed back
 f4, i8 = np.float32, np.int64
 columns, single = calling(6), calling(5)
 
 
 @Kernel
 def sparse(item, worker, arguments):
-    """Strips of tokens: turn, multiply a range of columns at a time, turn back; then the epilogue."""
+    """Transpose strips of tokens, multiply a range of columns at a time, transpose back; then apply the epilogue."""
     c = record(arguments, LINEAR)
     w = record(c.w, SPARSE)
     low, high, left, right = tile(c, item)
@@ -52,8 +51,8 @@ def sparse(item, worker, arguments):
 
 @njit(**HELPER)
 def multiply_chunk(c, w, first, count, left, right, x, y):
-    """Columns left..right of so many rows of out; a column's numbers are read from a near cache for all but one
-    strip."""
+    """Compute columns left..right of `count` rows of out; a column's numbers are read from a near cache for all strips
+    but one."""
     for t in range(0, count, STRIP):
         here = min(STRIP, count - t)
         turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here),
@@ -69,7 +68,7 @@ def multiply_chunk(c, w, first, count, left, right, x, y):
 
 @njit(**HELPER)
 def strip_width(count):
-    """Tokens of the strip that holds so many."""
+    """Return the tokens of the smallest strip that holds `count`."""
     return STRIP if count > 16 else 16
 
 
@@ -77,7 +76,7 @@ def strip_width(count):
 
 @njit(**HELPER)
 def csr_column(none, idx, val, k, end, x, along, y):
-    """One column for a strip of tokens: four sums side by side, whatever the strip, as an addition takes four
+    """Compute one column for a strip of tokens: four separate sums, whatever the strip, as an addition takes four
     cycles."""
     one, two, three, four = none, none, none, none
     while k + 4 <= end:
@@ -94,7 +93,7 @@ def csr_column(none, idx, val, k, end, x, along, y):
 
 @njit(**HELPER)
 def csr_range(w, idx, start, width, tokens, x, y):
-    """A range of columns for the tokens of a strip."""
+    """Compute a range of columns for the tokens of a strip."""
     ptr, along = carray(pointer(w.ptr, np.uint32), w.p + 1), 4 * tokens
     for j in range(width):
         k, end = i8(ptr[start + j]), i8(ptr[start + j + 1])
@@ -104,7 +103,7 @@ def csr_range(w, idx, start, width, tokens, x, y):
 
 @njit(fastmath=FAST, **HELPER)
 def csr_dots(w, idx, idx_bytes, start, width, x, y):
-    """A range of columns for one token."""
+    """Compute a range of columns for one token."""
     ptr, val = carray(pointer(w.ptr, np.uint32), w.p + 1), pointer(w.val, np.float32)
     for j in range(width):
         k, end, total = i8(ptr[start + j]), i8(ptr[start + j + 1]), f4(0)
@@ -119,28 +118,28 @@ def csr_dots(w, idx, idx_bytes, start, width, x, y):
 
 @Function.of(6)
 def csr_wide(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
+    """Compute columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
     w = record(weight, SPARSE)
     csr_range(w, pointer(w.idx, np.uint32), start, width, tokens, x, y)
 
 
 @Function.of(6)
 def csr_short(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
+    """Compute columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
     w = record(weight, SPARSE)
     csr_range(w, pointer(w.idx, np.uint16), start, width, tokens, x, y)
 
 
 @Function.of(5)
 def csr_wide_single(weight, start, width, x, y):
-    """Columns start.. for one token; idx in 32 bits."""
+    """Compute columns start.. for one token; idx in 32 bits."""
     w = record(weight, SPARSE)
     csr_dots(w, pointer(w.idx, np.uint32), 4, start, width, pointer(x, np.float32), floats(y, width))
 
 
 @Function.of(5)
 def csr_short_single(weight, start, width, x, y):
-    """Columns start.. for one token; idx in 16 bits."""
+    """Compute columns start.. for one token; idx in 16 bits."""
     w = record(weight, SPARSE)
     csr_dots(w, pointer(w.idx, np.uint16), 2, start, width, pointer(x, np.float32), floats(y, width))
 
@@ -149,7 +148,7 @@ def csr_short_single(weight, start, width, x, y):
 
 @njit(**HELPER)
 def nm_column(none, idx, val, kept, group, x, along, y):
-    """One column of n:m weights: the groups follow one another, so an index has one byte."""
+    """Compute one column of n:m weights: an index has one byte, as it is a place within its group."""
     even, odd = none, none
     for k in range(0, idx.size, kept):
         for i in range(0, kept - 1, 2):
@@ -162,9 +161,9 @@ def nm_column(none, idx, val, kept, group, x, along, y):
 
 @Function.of(6)
 def nm_columns(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; every group of c inputs keeps r."""
+    """Compute columns start.. of x @ W at y, tokens contiguous; every group of c inputs keeps r."""
     w = record(weight, SPARSE)
-    held, along = w.ptr, 4 * tokens                          # numbers of a column
+    held, along = w.ptr, 4 * tokens                          # held: numbers of a column
     for j in range(width):
         idx, val = carray(pointer(w.idx + (start + j) * held, np.uint8), held), w.val + 4 * (start + j) * held
         if tokens == STRIP: nm_column(zeros(1, 2), idx, val, w.r, w.c, x, along, y + j * along)
@@ -173,7 +172,7 @@ def nm_columns(weight, start, width, tokens, x, y):
 
 @njit(fastmath={"contract"}, **HELPER)
 def nm_fours(idx, val, x, groups, group):
-    """nm_dot where four are kept: one by one, as vectors would be gathered, which takes longer."""
+    """Compute `nm_dot` where four are kept: one by one, as vectors would be gathered, which takes longer."""
     a, b, c, d = f4(0), f4(0), f4(0), f4(0)
     for g in range(groups):
         at, low = 4 * g, g * group
@@ -186,7 +185,7 @@ def nm_fours(idx, val, x, groups, group):
 
 @njit(fastmath=FAST, **HELPER)
 def nm_dot(idx, val, x, groups, kept, group):
-    """One column of n:m weights for one token."""
+    """Compute one column of n:m weights for one token."""
     total = f4(0)
     if kept == 1:
         for g in range(groups): total += val[g] * x[g * group + idx[g]]
@@ -202,7 +201,7 @@ def nm_dot(idx, val, x, groups, kept, group):
 
 @Function.of(5)
 def nm_single(weight, start, width, x, y):
-    """Columns start.. for one token."""
+    """Compute columns start.. for one token."""
     w = record(weight, SPARSE)
     held, out = w.ptr, floats(y, width)
     for j in range(width):
@@ -216,9 +215,9 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np
                   epilogue: Epilogue | None, functions: tuple[Function, Function | None],
                   sizes: tuple[int, int] = (1, 1), group: int = 1, inputs: int = 1,
                   columns: int = BLOCK_COLUMNS) -> np.ndarray:
-    """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes:
-    r and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many
-    at once."""
+    """Launch a product. weights: ptr (or a number), idx, val; functions: for a strip of tokens, and for one token;
+    sizes: r and c, as those functions read them; group: columns that belong together, inputs: inputs that belong
+    together; columns: columns computed at once."""
     ptr, idx, val = weights
     (T, n), (many, one) = x.shape, functions
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
@@ -234,8 +233,8 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np
 
 
 def choose_tokens(size: int, depth: int, strip: int) -> int:
-    """Tokens that are turned at once: a strip where all of the weight stays in cache from strip to strip, otherwise as
-    many as share one reading of it."""
+    """Return the tokens transposed at once: a strip if the whole weight stays in cache from strip to strip, otherwise
+    as many as share one reading of it."""
     return strip if size <= NEAR else max(ROOMY // (4 * depth) // strip, 1) * strip
 
 
@@ -254,7 +253,7 @@ def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
 
 def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, group: int = 4,
                epilogue: Epilogue | None = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; of every `group` inputs a column keeps some.
+    """out (T, p) = x (T, n) @ W, then the epilogue; a column keeps some of every `group` inputs.
 
     idx: uint8 (p, kept in all), the place within the group; val: float32 of the same shape."""
     typed("idx", idx, np.uint8, axes=2)

@@ -1,8 +1,8 @@
-"""Mixtures of experts: each row by the few stacked matrices that its gate names, there and back, as the format's own
-kernels multiply, tile by tile of the rows of one expert.
+"""Mixtures of experts: each row is multiplied by the few stacked matrices that its gate names, up and down, by the
+format's own kernels, tile by tile of the rows of one expert.
 
-The tiles are found in the run, so a recording has as many items as there may be; those that find no tile return. Of
-experts that no row names nothing is read."""
+The tiles are found at run time, so a recording has items for the largest possible number of tiles; items without a tile
+return. Experts that no row names are not read."""
 import math
 from typing import NamedTuple
 
@@ -33,21 +33,21 @@ from formats.kernels.rows.routed_rows import (
 __all__ = ["experts"]
 __borders__ = (MAX_ITEM_ROWS,)
 
-# x (places, n) to out (places, p): tile by tile, so many columns at a time, by matrices of `own`, a record of
-# OWN_FIELDS; single: one row of x serves all. after: the words of an epilogue that tiles fill in; bias: rows of p
-# numbers, one for each matrix, bias_row apart; beside: the matrices that make its factor; 0 where there is none. aside:
+# x (places, n) to out (places, p): tile by tile, `cols` columns at a time, by the matrices of `own`, a record of
+# OWN_FIELDS; single: 1 if x is one row, for all places. after: words of an epilogue, which tiles fill in; bias: rows of
+# p numbers, one for each matrix, bias_row apart; beside: matrices that compute the factor; 0 if there is none. aside:
 # bytes of room before those of the formats' kernels
 TILED = np.dtype(words("tiles x along single out step p cols own after bias bias_row beside aside room apart multiply"))
-RECORD = 128                                                 # bytes of room for the record of a product; of an epilogue
+RECORD = 128                                                 # bytes for the record of a product, or of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
 AFTER_OUT, AFTER_STEP, AFTER_BIAS, AFTER_TIMES, AFTER_BESIDE = map((EPILOGUE.names or ()).index, (
     "out", "step", "bias", "times", "beside"))
-ITEMS_EACH = 4                                                    # items for each worker, where some have little to do
+ITEMS_EACH = 4                                                    # items for each worker, as some have little work
 
 
 @njit(**HELPER)
 def multiply_tile(c, own_at, block, worker, rows, e, x, along, out, step, after):
-    """A block of columns of some rows times matrix e, by the format's kernel; out is where column 0 would be."""
+    """Multiply some rows by a block of columns of matrix e, by the format's kernel; out is the address of column 0."""
     own, mine = record(own_at, OWN_FIELDS), c.room + worker * c.apart
     given = longs(mine, LINEAR_WORDS)
     given[0], given[1], given[2], given[3], given[4], given[5], given[6] = x, along, out, step, rows, own.n, own.p
@@ -58,7 +58,7 @@ def multiply_tile(c, own_at, block, worker, rows, e, x, along, out, step, after)
 
 @Kernel
 def expert_tile(item, worker, arguments):
-    """A block of columns of a tile; nothing where there is no such tile."""
+    """Compute a block of columns of a tile; no effect if there is no such tile."""
     c = record(arguments, TILED)
     across = (c.p + c.cols - 1) // c.cols
     at, block = item // across, item % across
@@ -80,15 +80,16 @@ def expert_tile(item, worker, arguments):
 
 
 def cut_columns(tiles: int, p: int, workers: int, portion: int) -> int:
-    """Columns of an item: all where one worker does all; else so few that all have some, wherever rows are routed."""
+    """Return the columns of an item: all for one worker; else so few that all workers have some, wherever rows are
+    routed."""
     parts = 1 if workers == 1 else min(workers, max(2, -(-ITEMS_EACH * workers // max(tiles, 1))))
     unit = math.lcm(portion, 16)
     return min(p, -(-p // parts // unit) * unit)
 
 
 class ItemCut(NamedTuple):
-    """How the work is cut: `rows` of a tile, at most so many `tiles`, `columns` of an item of each product, bytes of
-    room before those of the formats' kernels."""
+    """Sizes of the work items: `rows` of a tile, at most `tiles` tiles, columns of an item of each product (`up`,
+    `down`), and bytes of room before those of the formats' kernels (`aside`)."""
     rows: int
     tiles: int
     up: int
@@ -97,7 +98,8 @@ class ItemCut(NamedTuple):
 
     @classmethod
     def of(cls, places: int, E: int, f: int, q: int, workers: int, portions: tuple[int, int]) -> "ItemCut":
-        """For so many rows of experts, E matrices, and outputs that formats hand out by portions."""
+        """Return the sizes for `places` rows of experts and E matrices, with f and q outputs that formats compute by
+        portions."""
         rows = max(1, min(MAX_ITEM_ROWS, places))
         tiles = count_tiles(places, E, rows)
         up, down = (cut_columns(tiles, p, workers, portion) for p, portion in zip((f, q), portions, strict=True))
@@ -108,16 +110,15 @@ def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack,
             beside: MatrixStack | None = None, activation: str = "", most: int = 1,
             residual: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
     """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e] + bias[e]) * (x @ beside[e])) @ down[e]), + residual,
-    for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, of
-    the activation alone. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each; bias: (E,
-    f)."""
+    for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, its
+    factor is left out. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each; bias: (E, f)."""
     check_experts(x, gate, up, down, out, beside, most, residual, bias)
     (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
     if not T: return out
     workers, most = threads(), min(most, E)
     places = T * most
-    first, last, second = (None if each is None else find_own(name, each)
-                           for name, each in (("up", up), ("down", down), ("beside", beside)))
+    first, last, second = (None if stack is None else find_own(name, stack)
+                           for name, stack in (("up", up), ("down", down), ("beside", beside)))
     assert first is not None and last is not None
     beside_portion = 1 if second is None else second.portion       # an item cuts both matrices at the same columns
     cut = ItemCut.of(places, E, f, q, workers, (math.lcm(first.portion, beside_portion), last.portion))
@@ -128,9 +129,10 @@ def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack,
     routed = make_record([(address(x), step(x), T, n, address(gate), step(gate), E, most, cut.rows, *map(address, held),
                            q, address(out), step(out), address(residual), 0 if residual is None else step(residual),
                            chunk)], ROUTED)
-    told = [None if each is None else each.record() for each in (first, second, last)]
+    told = [None if products is None else products.record() for products in (first, second, last)]
     with POOL.lock:
-        room = ROOM.reserve(cut.aside + max(each.room(cut.rows) for each in (first, second, last) if each), workers)
+        room = ROOM.reserve(cut.aside + max(products.room(cut.rows) for products in (first, second, last) if products),
+                            workers)
         row = address(bias), 0 if bias is None else step(bias)
         ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
         raising = filled(address(held[5]), *ordered, address(raised), f, f, cut.up, address(told[0]), address(after),
@@ -145,29 +147,30 @@ def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack,
 
 
 def word_array(count: int) -> np.ndarray:
-    """Memory for so many words that lie between two launches."""
+    """Return memory for `count` words that live between two launches."""
     return temporary((2 * count,))
 
 
 def check_experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
                   beside: MatrixStack | None, most: int, residual: np.ndarray | None,
                   bias: np.ndarray | None) -> None:
-    """The door: sizes fit, and out lies apart from what is read. ValueError names what does not."""
+    """Check the arguments: sizes fit, and out does not overlap the arrays that are read. ValueError names the array
+    that does not fit."""
     if x.ndim != 2 or gate.ndim != 2:
         raise ValueError(f"x and gate: expected two axes each, got shapes {x.shape} and {gate.shape}")
     (T, n), E = x.shape, gate.shape[1]
-    shapes = {name: tuple(each.shape) for name, each in (("up", up), ("beside", beside), ("down", down))
-              if each is not None}
+    shapes = {name: tuple(stack.shape) for name, stack in (("up", up), ("beside", beside), ("down", down))
+              if stack is not None}
     f, q = shapes["down"][1:] if len(shapes["down"]) == 3 else (0, 0)
-    for name, found in shapes.items():
+    for name, shape in shapes.items():
         wanted = (E, f, q) if name == "down" else (E, n, f)
-        if found != wanted or 0 in found: raise ValueError(f"{name}: expected matrices {wanted}, got {found}")
+        if shape != wanted or 0 in shape: raise ValueError(f"{name}: expected matrices {wanted}, got {shape}")
     if most < 1: raise ValueError(f"most: a row names one matrix at least, got {most}")
     for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
         if array is not None: readable(name, array, (T, columns))
     if bias is not None: readable("bias", bias, (E, f))
     writable("out", out)
-    stacks = {name: each for name, each in (("up", up), ("beside", beside), ("down", down))
-              if isinstance(each, np.ndarray)}
-    separate(out, x=x, gate=gate, **stacks, **{name: each for name, each in (
-        ("residual", residual), ("bias", bias)) if each is not None})
+    stacks = {name: stack for name, stack in (("up", up), ("beside", beside), ("down", down))
+              if isinstance(stack, np.ndarray)}
+    separate(out, x=x, gate=gate, **stacks, **{name: array for name, array in (
+        ("residual", residual), ("bias", bias)) if array is not None})

@@ -1,22 +1,22 @@
 """y = x @ w, or y += x @ w, on one thread: tiles of sums in registers (Goto and van de Geijn 2008).
 
-Kernels are given its address, so it is compiled once. No other BLAS runs inside them, and no other pool of threads."""
+Kernels get its address, so it is compiled once. They use no other BLAS, and no other pool of threads."""
 
 from formats.kernels.engine.compiled import HELPER, Function, calling
 from formats.kernels.engine.native import njit
 from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, zeros
 
-# the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
+# the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 registers half as wide
 TILE_ROWS, TILE_VECTORS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
 ROW_VECTORS = 12 if MANY_REGISTERS else 4                    # vectors of a tile of one row
-# depths of a block: of panels of 64 columns, whose rows lie 256 bytes apart, so many that the nearest cache keeps them
-# from tile to tile (24 KiB). Tiles as wide as three quarters of a panel read it seldom enough
+# depths of a block of a panel of 64 columns, whose rows are 256 bytes apart: the block (24 KiB) stays in L1 from tile
+# to tile. Tiles as wide as three quarters of a panel read it so seldom that they need no blocks
 NEAR_DEPTH = 1 << 30 if MANY_REGISTERS else 96
 
 
 @njit(**HELPER)
 def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
-    """One tile of outputs: rows of x times columns of w, added to what is there unless fresh."""
+    """Compute one tile of outputs: rows of x times columns of w, added to the stored outputs unless fresh."""
     sums = none if fresh else fetch(none, y, step, lanes)
     for _ in range(depth):
         sums = add_outer(sums, x, along, w, lanes)
@@ -27,7 +27,8 @@ def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
 
 @njit(**HELPER)
 def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step, fresh):
-    """A band of rows: wide tiles of columns while they fit, a middle one, then narrow ones, the last one cut."""
+    """Compute a band of rows: wide tiles of columns while they fit, a middle one, then narrow ones, the last one
+    cut."""
     x, y, left = x + row * along, y + row * step, 0
     while left + span(wide) <= columns:
         strip(wide, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
@@ -42,7 +43,7 @@ def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step
 
 @njit(**HELPER)
 def bands(rows, columns, depth, x, along, w, across, y, step, fresh):
-    """All rows, by bands from large to small."""
+    """Compute all rows, by bands from large to small."""
     row = 0
     while row + TILE_ROWS <= rows:
         band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x,

@@ -1,6 +1,6 @@
-"""Rows of x times factors of their inputs, then mixed: vectors that lie side by side become their sums and differences
-by a Hadamard matrix, so that what a few inputs hold is spread over 16 times as many (Ashkboos et al. 2024, QuaRot,
-arXiv:2404.00456, section 4).
+"""Rows of x times factors of their inputs, then mixed: neighbouring vectors are replaced by their sums and differences
+by a Hadamard matrix, so that the magnitude of a few inputs is spread over 16 times as many (Ashkboos et al. 2024,
+QuaRot, arXiv:2404.00456, section 4).
 
 Sums of vectors need no shuffles, and each is one float32 operation, so that numpy computes the same bits
 (formats/storage/pairs/balancedint8.py)."""
@@ -13,8 +13,8 @@ from formats.kernels.simd.vectors import LANES, load_vector, put
 
 
 def mixing(order: int) -> Callable[..., None]:
-    """An intrinsic: so many vectors at x times those at factors, mixed, to an address. With lanes, so many numbers are
-    read, and zeros."""
+    """Build an intrinsic that mixes `order` vectors at x times those at factors, and stores them. With lanes, only that
+    many numbers are read, and zeros."""
     @intrinsic
     def mix(typing, x, factors, to, lanes):
         def code(context, builder, signature, values):
@@ -34,7 +34,8 @@ def mixing(order: int) -> Callable[..., None]:
 
 
 def by_order(order: int) -> Callable[..., int]:
-    """A function: as many groups of so many vectors as fit before depth, from an input on; where the next begins."""
+    """Build a function that mixes as many groups of `order` vectors as fit before depth, from an input on, and returns
+    the start of the next group."""
     mix, width = mixing(order), LANES * order
 
     @njit(**HELPER)
@@ -53,5 +54,5 @@ sixteens, eights, fours = map(by_order, MIXED)
 
 @njit(**HELPER)
 def mix_row(x, n, factors, to, depth):
-    """n float32 at x in balance, mixed, to an address; zeros follow them up to depth, a multiple of 64."""
+    """Store n float32 at x, times factors and mixed, at an address; zeros follow up to depth, a multiple of 64."""
     fours(x, n, factors, to, eights(x, n, factors, to, sixteens(x, n, factors, to, 0, depth), depth), depth)

@@ -1,7 +1,8 @@
 """x @ W with a fused epilogue, for weights stored densely: float32, float16 widened panel by panel, and low rank.
 
 Many rows: an item is a chunk of rows with all columns, so the epilogue finds its rows in cache. Few rows: an item is a
-range of columns, so that every thread reads its own part of the weight; a normalisation then follows as a stage."""
+range of columns, so that every thread reads its own part of the weight; a normalisation then follows as a separate
+stage."""
 import math
 
 import numpy as np
@@ -19,19 +20,19 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 
 __all__ = ["product_dense", "product_half", "product_lowrank"]
 
-# x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
+# x (T, n) and out (T, p) with their steps between rows; rows, cols: of an item; w: as the format defines it
 LINEAR = np.dtype(words("x along out step T n p rows cols multiply room apart w bytes after"))
 f4 = np.float32
 BLOCK_DEPTH, BLOCK_COLUMNS = 512, 192                        # a block of the weight: 384 KiB, a part of any L2
 REUSED = 16                                                  # rows above which a block is copied to be contiguous
-ENOUGH = 128                                                 # rows for each thread from which rows are split
-MAX_ITEM_ROWS = 256                                          # rows of an item, at most
+ENOUGH = 128                                                 # rows for each thread from which work is split by rows
+MAX_ITEM_ROWS = 256                                          # most rows of an item
 __borders__ = ENOUGH, MAX_ITEM_ROWS, REUSED, TILE_ROWS
 
 
 @njit(**HELPER)
 def tile(c, item):
-    """(low, high, left, right): the rows and columns of an item."""
+    """Return (low, high, left, right): the rows and columns of an item."""
     across = (c.p + c.cols - 1) // c.cols
     low, left = item // across * c.rows, item % across * c.cols
     return low, min(low + c.rows, c.T), left, min(left + c.cols, c.p)
@@ -39,7 +40,7 @@ def tile(c, item):
 
 @njit(**HELPER)
 def copy_block(source, target, depth, width, step):
-    """A block of float32, step bytes between its rows, to rows of WIDE numbers."""
+    """Copy a block of float32, step bytes between its rows, to rows of BLOCK_COLUMNS numbers."""
     for i in range(depth):
         stored, kept = floats(source + i * step, width), floats(target + 4 * i * BLOCK_COLUMNS, width)
         for j in range(width): kept[j] = stored[j]
@@ -47,7 +48,7 @@ def copy_block(source, target, depth, width, step):
 
 @njit(**HELPER)
 def widen_block(source, target, depth, width, step):
-    """A block of float16 to rows of WIDE float32."""
+    """Convert a block of float16 to rows of BLOCK_COLUMNS float32."""
     for i in range(depth):
         stored, kept = shorts(source + i * step, width), floats(target + 4 * i * BLOCK_COLUMNS, width)
         for j in range(width): kept[j] = widen(stored[j])
@@ -55,7 +56,7 @@ def widen_block(source, target, depth, width, step):
 
 @Kernel
 def dense_by_blocks(item, worker, arguments):
-    """w (n, p) in float32 or float16, by blocks that fit the cache; the epilogue follows block by block."""
+    """Multiply by w (n, p) in float32 or float16, by blocks that fit the cache; the epilogue follows block by block."""
     c = record(arguments, LINEAR)
     low, high, left, right = tile(c, item)
     x, out, room = c.x + 4 * low * c.along, c.out + 4 * low * c.step, c.room + worker * c.apart
@@ -74,13 +75,13 @@ def dense_by_blocks(item, worker, arguments):
 
 @Kernel
 def settle(item, worker, arguments):
-    """Normalisation, gain and shift of rows whose columns were computed apart."""
+    """Apply normalisation, gain and shift to rows whose columns were computed by different items."""
     c = record(arguments, LINEAR)
     finish_rows(c.after, item * c.rows, min(item * c.rows + c.rows, c.T))
 
 
 def split_work(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
-    """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows.
+    """Return (rows, columns) of an item: all columns if there are rows enough for every worker, otherwise all rows.
 
     A range of columns is a multiple of unit, and of 16 where that is possible."""
     if not rows: return 0, columns
@@ -92,8 +93,8 @@ def split_work(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[in
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: Record | None,
                   workers: int, room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Launch]:
-    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it;
-    room is for so many workers."""
+    """Return the launches of one product; weight: the address of w (size bytes a number), or of a record that describes
+    it; room: scratch for each worker."""
     (T, n), p = x.shape, out.shape[1]
     if not T: return []
     rows, cols = split_work(T, p, workers, unit)
@@ -107,8 +108,9 @@ def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, a
 
 
 def check_product(x: np.ndarray, n: int | None, p: int | None, out: np.ndarray, **weights: np.ndarray) -> None:
-    """The door of every product: x (T, n), W (n, p) and out (T, p) fit together, and out lies apart from all that is
-    read. A size that the weights do not say is None. ValueError names what does not fit."""
+    """Check the arguments of every product: x (T, n), W (n, p) and out (T, p) fit together, and out does not overlap
+    the arrays that are read. n or p is None if the weights do not determine it. ValueError names the array that does
+    not fit."""
     if x.ndim != 2 or out.ndim != 2:
         raise ValueError(f"x and out: expected two axes each, got shapes {x.shape} and {out.shape}")
     n, p = x.shape[1] if n is None else n, out.shape[1] if p is None else p
@@ -120,7 +122,7 @@ def check_product(x: np.ndarray, n: int | None, p: int | None, out: np.ndarray, 
 
 
 def typed(name: str, array: np.ndarray, *kinds: type, axes: int = 1) -> np.ndarray:
-    """The array, if it is contiguous, of one of these kinds of number and of so many axes."""
+    """Return the array, if it is contiguous, of one of these kinds of number and of `axes` axes; else ValueError."""
     flags = array.flags
     if array.dtype not in kinds or array.ndim != axes or not (flags.c_contiguous and flags.aligned):
         wanted = " or ".join(np.dtype(kind).name for kind in kinds)
@@ -141,7 +143,7 @@ def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilog
 
 
 def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
-    """The product with a contiguous weight in its own kind of number."""
+    """Compute the product with a contiguous weight in its own kind of number."""
     if w.ndim != 2: raise ValueError(f"w: expected two axes, got shape {w.shape}")
     check_product(x, *w.shape, out, w=w)
     after, workers = epilogue_record(epilogue, out), threads()
@@ -152,7 +154,7 @@ def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epil
 
 
 def check_factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """u (n, r) and v (r, p), if they are these."""
+    """Return u and v, if they are (n, r) and (r, p); else ValueError."""
     for name, array in (("u", u), ("v", v)): typed(name, array, f4, axes=2)
     if not u.shape[1] == len(v) > 0:
         raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")

@@ -1,5 +1,5 @@
-"""Products of narrow numbers by matrix registers: an item rounds its rows into pieces that registers take, and keeps
-the sums of a band of them in scratch, from where they pass through the epilogue."""
+"""Products of narrow numbers by matrix registers: an item rounds its rows into pieces of the registers' layout, and
+keeps the sums of a band of rows in scratch, from where they pass through the epilogue."""
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -14,21 +14,21 @@ from formats.kernels.simd.amx import MATRIX, matrix_fours, matrix_pairs, release
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.words import as_numbers
 
-BAND = 32                                                    # rows of a pair of registers, whose sums lie in room
+BAND = 32                                                    # rows of two registers, whose sums are in scratch
 f4 = np.float32
 
 
 @njit(forceinline=True, **HELPER)
 def settle(found, less, factor, scale, to, fresh, lanes):
-    """A vector of whole sums: less what was added, times the scales of its row and of its columns."""
+    """Convert a vector of integer sums: minus the added total, times the scales of its row and of its columns."""
     number = as_numbers(get(found, None), less) * (get(scale, lanes) * factor)
     keep(number if fresh else number + get(to, lanes), to, None)
 
 
 @njit(forceinline=True, **HELPER)
 def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
-    """Whole sums of a group as float32, added to those of the groups before; `to` may be sums where there is one
-    group."""
+    """Convert the integer sums of a group to float32, and add them to those of the groups before; `to` may be sums if
+    there is one group."""
     full = columns // 16 * 16
     for i in range(rows):
         less, factor = ints_at(totals + 4 * (i * groups + g), 1)[0], floats(scales + 4 * i, 1)[0]
@@ -40,7 +40,7 @@ def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
 
 @njit(**HELPER)
 def spread_nibbles(w, count, target):
-    """Halves of bytes to bytes: so many lines of 64 at w, each of two words of depth, to twice as many."""
+    """Convert halves of bytes to bytes: `count` lines of 64 at w, each of two words of depth, become twice as many."""
     for k in range(count):
         source, low, high = bytes_at(w + 64 * k, 64), bytes_at(target + 128 * k,
                                                                64), bytes_at(target + 128 * k + 64, 64)
@@ -51,13 +51,14 @@ def spread_nibbles(w, count, target):
 
 @njit(forceinline=True, **HELPER)
 def row_of(x, i, span):
-    """Where a rounded row begins: rows lie 16 at a time by pieces of 64 bytes, as registers take them."""
+    """Return the address of a rounded row: rows are stored 16 at a time in pieces of 64 bytes, as registers take
+    them."""
     return x + i // 16 * 16 * span + i % 16 * 64
 
 
 @njit(**HELPER)
 def following(panel, size, rows, more):
-    """Where the next panel begins, and how many of its lines a band asks for."""
+    """Return the address of the next panel, and how many of its lines a band prefetches."""
     bands = (rows + BAND - 1) // BAND
     return panel + size, (size // 64 + bands - 1) // bands if more else 0
 
@@ -66,10 +67,10 @@ def following(panel, size, rows, more):
 
 
 halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
-if MATRIX:                                                   # others could not even be compiled
+if MATRIX:                                                   # other processors cannot compile these
     @Kernel
     def halves_matrix(item, worker, arguments):
-        """bfloat16, by matrix registers."""
+        """Multiply by bfloat16, with matrix registers."""
         c = record(arguments, LINEAR)
         w = record(c.w, NARROW)
         low, high, left, right = tile(c, item)
@@ -92,8 +93,8 @@ if MATRIX:                                                   # others could not 
 
     @njit(forceinline=True, **HELPER)
     def bytes_by(middle, per, spread, item, worker, arguments):
-        """An item of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes;
-        middle was added to W, per numbers of a column lie in a word."""
+        """Compute an item of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes;
+        middle was added to W, per numbers of a column are stored in a word."""
         c = record(arguments, LINEAR)
         w = record(c.w, NARROW)
         low, high, left, right = tile(c, item)
@@ -106,7 +107,7 @@ if MATRIX:                                                   # others could not 
         aside = totals + 4 * (high - low) * groups
         wide = aside + (4 * w.depth if w.factors else 0) + 64
         wide -= wide % 64
-        block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
+        block = sums if groups == 1 else wide + PANEL * w.depth  # the sums over groups
         shape_registers(sums + 4 * BAND * PANEL)
         for i in range(high - low):
             at, n = balanced(c, low + i, w.depth, w.factors, aside)
@@ -137,10 +138,10 @@ if MATRIX:                                                   # others could not 
 
     @Kernel
     def quantised_matrix(item, worker, arguments):
-        """Bytes, by matrix registers."""
+        """Multiply by bytes, with matrix registers."""
         bytes_by(128, 4, False, item, worker, arguments)
 
     @Kernel.of(3, rare=True)
     def nibbled_matrix(item, worker, arguments):
-        """Halves of bytes, spread, by matrix registers."""
+        """Multiply by halves of bytes, spread to bytes, with matrix registers."""
         bytes_by(8, 8, True, item, worker, arguments)

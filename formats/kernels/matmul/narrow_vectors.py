@@ -1,5 +1,5 @@
-"""Products of narrow numbers by vectors: an item rounds its rows, and meets panel after panel with tiles of sums
-(tiles.py)."""
+"""Products of narrow numbers by vectors: an item rounds its rows, and multiplies them by panel after panel with tiles
+of sums (tiles.py)."""
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -15,15 +15,15 @@ from formats.kernels.rows.following import finish_rows, finish_sums, move_block,
 from formats.kernels.simd.arithmetic import get, keep, negative
 from formats.kernels.simd.vectors import zeros
 
-# depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
-# span: bytes of a converted row; factors: of inputs in balance, 0 where there are none
+# depth: numbers of a column of W, in whole steps of 64 bytes; group: inputs that share a scale; groups: their number;
+# span: bytes of a converted row; factors: of balanced inputs, 0 if there are none
 NARROW = np.dtype(words("w scale depth group groups span factors"))
 BAND = 4 * TALLEST_TILE                                 # rows that meet a panel one after another, while it is in cache
 
 
 @njit(**HELPER)
 def lift_rows(block, rows, lifts):
-    """Rows of sums times what their scales leave out (see LIFT)."""
+    """Multiply rows of sums by the factors that their scales leave out (see LIFT)."""
     for i in range(rows):
         lift, row = floats(lifts + 4 * i, 1)[0], floats(block + 4 * PANEL * i, PANEL)
         for j in range(PANEL if lift != ONE else 0): row[j] *= lift
@@ -31,14 +31,14 @@ def lift_rows(block, rows, lifts):
 
 @njit(**HELPER)
 def unscaled(how, start, columns, edge):
-    """What bfloat16 needs in place of scales_at."""
+    """Replace scales_at for bfloat16, which has no scales: return `how` as it is."""
     return how
 
 
 @njit(**HELPER)
 def scales_at(how, start, columns, edge):
-    """how (see by_bands) for the panel that begins at a column; where it ends within a vector, scales are copied to the
-    edge."""
+    """Return `how` (see by_bands) for the panel that begins at a column; if the panel ends within a vector, scales are
+    copied to the edge."""
     less, factors, scales, pitch, groups, group = how
     scales += 4 * start
     if columns % 16 == 0: return less, factors, scales, pitch, groups, group
@@ -50,8 +50,9 @@ def scales_at(how, start, columns, edge):
 
 @njit(forceinline=True, **HELPER)
 def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, block, edge):
-    """Rounded rows at x against panel after panel of `size` bytes a column, `words` deep. Sums go to the output, bias
-    and residual on the way; by way of a block where they have lifts, or the panel ends within a vector."""
+    """Multiply rounded rows at x by panel after panel of `size` bytes a column, `words` deep. Sums go to the output,
+    with bias and residual added on the way; by way of a block if they have lifts, or if the panel ends within a
+    vector."""
     low, high, left, right = tile(c, item)
     most, simple, nothing = high - low, pointwise_sums(c.after), block + 4 * BAND * PANEL
     for j in range(0, 4 * PANEL, 64): keep(negative(zeros(1, 1)), nothing + j, None)    # x + -0 is x, whatever x is
@@ -73,7 +74,7 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
 
 @Kernel
 def halves(item, worker, arguments):
-    """bfloat16, by vectors."""
+    """Multiply by bfloat16, with vectors."""
     c = record(arguments, LINEAR)
     w = record(c.w, NARROW)
     low, high, _, _ = tile(c, item)
@@ -85,7 +86,8 @@ def halves(item, worker, arguments):
 
 @njit(forceinline=True, **HELPER)
 def balanced(c, row, depth, factors, aside):
-    """Where a row of x lies, and its numbers; in balance where inputs have factors, which then lies aside."""
+    """Return the address of a row of x, and its count of numbers. If inputs have factors, the balanced row is computed
+    at `aside`."""
     at = c.x + 4 * row * c.along
     if not factors: return at, c.n
     mix_row(at, c.n, factors, aside, depth)
@@ -94,8 +96,9 @@ def balanced(c, row, depth, factors, aside):
 
 @njit(forceinline=True, **HELPER)
 def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside, factors, aside):
-    """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see
-    LIFT), and what each group adds up to, times middle; whether any is lifted. factors, aside: see `balanced`."""
+    """Round the rows of an item to bytes at x, `beside` rows next to each other in pieces of 64 bytes; store their
+    scales and lifts (see LIFT), and the sum of each group, times middle. True if any row is lifted. factors, aside: see
+    `balanced`."""
     far = False
     for i in range(rows):
         to = x + i // beside * beside * w.span + i % beside * 64
@@ -108,7 +111,7 @@ def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside, factor
 
 @njit(forceinline=True, **HELPER)
 def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
-    """An item of bytes, or of halves of them, of which `per` lie in a word; middle was added to W."""
+    """Compute an item of bytes, or of halves of them, of which `per` are stored in a word; middle was added to W."""
     c = record(arguments, LINEAR)
     w = record(c.w, NARROW)
     low, high, _, _ = tile(c, item)
@@ -122,18 +125,18 @@ def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     aside = totals + 4 * rows * groups
     far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1, w.factors, aside)
     how, size = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per
-    words = (c.n + 3) // 4 if per == 4 and not w.factors else w.depth // 4     # what fills x up is zero
+    words = (c.n + 3) // 4 if per == 4 and not w.factors else w.depth // 4     # the padding of x is zero
     if groups == 1: by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
     else: by_panels(grouped, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
 
 
 @Kernel
 def quantised(item, worker, arguments):
-    """Bytes, by vectors."""
+    """Multiply by bytes, with vectors."""
     bytes_by_vectors(vector_fours, grouped_fours, 4, 128, item, worker, arguments)
 
 
 @Kernel.of(3, rare=True)
 def nibbled(item, worker, arguments):
-    """Halves of bytes, by vectors."""
+    """Multiply by halves of bytes, with vectors."""
     bytes_by_vectors(grouped_eights, grouped_eights, 8, 8, item, worker, arguments)

@@ -1,6 +1,6 @@
-"""x @ W for bytes of which one or two of every four inputs are kept: their places are bits, so a vector of fours is 8
-bytes of bits and 16 or 32 of numbers. One row meets vectors as they are expanded; for more a panel is expanded into
-scratch, once an item."""
+"""x @ W for bytes of which one or two of every four inputs are kept. Their places are bits, so a vector of fours is 8
+bytes of bits and 16 or 32 of numbers. One row meets vectors as they are expanded; for more rows a panel is expanded
+into scratch, once an item."""
 from collections.abc import Callable
 
 import numpy as np
@@ -44,34 +44,35 @@ from formats.kernels.simd.words import BYTE, SHORT, WORDS, add_fours, everywhere
 __all__ = ["product_pruned_bytes"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, BAND, MATRIX_BAND
 
-# idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers of every four
+# idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers kept of every four
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))
 EXPANDS = "+avx512vbmi2" in FEATURES                         # an instruction that puts bytes where bits are set
 PLACE_BYTES, LINE_BYTES = 8, 64                              # bytes of the places of a vector, and of the vector
-STEP, CHAINS = 8, 4                        # words that a row takes at a time, their places a line of memory; sums of it
+STEP, CHAINS = 8, 4                        # words of a row at a time, whose places fill a cache line; sums of a row
 FEW = 1, 2                                                   # numbers of every four that are kept
-OFFSET = 128                                                 # what was added to W: the byte of what is not kept
+OFFSET = 128                                                 # added to W; so it is the byte of inputs not kept
 
 
 def expanded(builder, bits, numbers, kept):
-    """16 words of which so many bytes each are at an address, by the 64 bits at another; the other bytes are MIDDLE."""
+    """Return 16 words: their kept bytes are at an address, in the order of the 64 bits at another; the other bytes are
+    OFFSET."""
     if EXPANDS:
         bytes_, mask = ir.VectorType(BYTE, 4 * LANES), ir.VectorType(ir.IntType(1), 4 * LANES)
         packed = ir.VectorType(BYTE, kept * LANES)
-        found = builder.load(pointer_at(builder, numbers, 0, packed))
-        found.align = 1
+        stored = builder.load(pointer_at(builder, numbers, 0, packed))
+        stored.align = 1
         lanes = [i if i < kept * LANES else kept * LANES for i in range(4 * LANES)]
-        found = builder.shuffle_vector(found, ir.Constant(packed, None),
+        stored = builder.shuffle_vector(stored, ir.Constant(packed, None),
                                        ir.Constant(ir.VectorType(LANE, 4 * LANES), lanes))
         where = builder.load(pointer_at(builder, bits, 0, ir.IntType(64)))
         where.align = 1
         expand = llvm_function(builder, "llvm.x86.avx512.mask.expand.v64i8", bytes_, bytes_, bytes_, mask)
         middle = ir.Constant(bytes_, [OFFSET] * 4 * LANES)
-        return builder.bitcast(builder.call(expand, [found, middle, builder.bitcast(where, mask)]), WORDS)
-    each = ir.VectorType((BYTE, SHORT)[kept - 1], LANES)
-    found = builder.load(pointer_at(builder, numbers, 0, each))
-    found.align = 1
-    found = builder.zext(found, WORDS)
+        return builder.bitcast(builder.call(expand, [stored, middle, builder.bitcast(where, mask)]), WORDS)
+    kind = ir.VectorType((BYTE, SHORT)[kept - 1], LANES)
+    stored = builder.load(pointer_at(builder, numbers, 0, kind))
+    stored.align = 1
+    stored = builder.zext(stored, WORDS)
     halves = [everywhere(builder, builder.load(pointer_at(builder, bits, offset, LANE))) for offset in (0, 4)]
     where = builder.shuffle_vector(*halves, ir.Constant(WORDS, [i if i < 8 else LANES + i for i in range(LANES)]))
     where = builder.and_(builder.lshr(where, ir.Constant(WORDS, [4 * (i % 8) for i in range(LANES)])), words_of(15))
@@ -79,14 +80,14 @@ def expanded(builder, bits, numbers, kept):
     for k in range(kept):
         places = sum(([i for i in range(4) if four >> i & 1] + [0, 0])[k] << 2 * four for four in range(16))
         to = builder.and_(builder.lshr(words_of(places), builder.mul(where, words_of(2))), words_of(3))
-        byte = builder.xor(builder.and_(builder.lshr(found, words_of(8 * k)), words_of(255)), words_of(OFFSET))
+        byte = builder.xor(builder.and_(builder.lshr(stored, words_of(8 * k)), words_of(255)), words_of(OFFSET))
         all_ = builder.xor(all_, builder.shl(byte, builder.mul(to, words_of(8))))
     return all_
 
 
 def one_row(kept: int) -> Callable[..., None]:
-    """An intrinsic: sums of a row by 16 outputs, of so many words, whole steps; panels of 16 outputs lie one after
-    another, bits and numbers apart, so that both are read as they lie in memory."""
+    """Build an intrinsic: sums of a row by 16 outputs, over `words` words, whole steps. Panels of 16 outputs follow one
+    another, bits and numbers apart, so that both are read in the order of memory."""
     @intrinsic
     def sums(typing, x, w, idx, words, y, bias, residual, less, factors, scales):
         def code(context, builder, signature, values):
@@ -113,7 +114,7 @@ def one_row(kept: int) -> Callable[..., None]:
 
 
 def expanding(kept: int) -> Callable[..., None]:
-    """An intrinsic: so many vectors to an address."""
+    """Build an intrinsic that expands `count` vectors to an address."""
     @intrinsic
     def expand(typing, w, idx, count, to):
         def code(context, builder, signature, values):
@@ -130,7 +131,7 @@ def expanding(kept: int) -> Callable[..., None]:
 
 
 def by_kept(kept: int) -> tuple[Callable[..., None], ...]:
-    """Functions: a row against a panel, and the panel to scratch."""
+    """Return functions: a row against a panel, and the expansion of a panel to scratch."""
     some, expand = one_row(kept), expanding(kept)
 
     @njit(**HELPER)
@@ -146,7 +147,8 @@ def by_kept(kept: int) -> tuple[Callable[..., None], ...]:
 
 @njit(**HELPER)
 def multiply_pruned(row, rows, columns, x, along, first, apart, beside, weights, y, step, after, how):
-    """Rows against a panel, as `by_panels` asks for it, which adds the outputs before to where W begins."""
+    """Multiply rows by a panel, with the arguments of `by_panels`, which adds the outputs before to the address of
+    W."""
     bias, residual, _ = after
     less, factors, scales, _, _, scratch = how
     w = record(weights, PRUNED)
@@ -164,7 +166,7 @@ def multiply_pruned(row, rows, columns, x, along, first, apart, beside, weights,
 
 @Kernel
 def pruned_bytes(item, worker, arguments):
-    """Rows to bytes; then panel after panel."""
+    """Round rows to bytes; then multiply panel after panel."""
     c = record(arguments, LINEAR)
     w = record(c.w, PRUNED)
     low, high, _, _ = tile(c, item)
@@ -182,11 +184,11 @@ def pruned_bytes(item, worker, arguments):
 
 def product_pruned_bytes(x: np.ndarray, bits: np.ndarray, w: np.ndarray, scale: np.ndarray, kept: int, out: np.ndarray,
                          epilogue: Epilogue | None = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; of every four inputs an output keeps one or two.
+    """out (T, p) = x (T, n) @ W, then the epilogue; an output keeps one or two of every four inputs.
 
-    bits: uint8, eight for every 16 outputs and four inputs: a bit is set for what is kept, inputs of an output side by
-    side; w: uint8, what is kept of W / scale + 128, in the same order: panels of 16 outputs, of all inputs, filled up
-    to 64; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
+    bits: uint8, eight for every 16 outputs and four inputs: a bit is set for each kept input, inputs of an output side
+    by side; w: uint8, the kept numbers of W / scale + 128, in the same order: panels of 16 outputs, of all inputs,
+    padded to 64; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
     arrays = {"bits": typed("bits", bits, np.uint8), "w": typed("w", w, np.uint8),
               "scale": typed("scale", scale, np.float32)}
     check_product(x, None, len(scale), out, **arrays)

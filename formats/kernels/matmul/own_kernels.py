@@ -1,5 +1,5 @@
-"""The products of matrices of one shape and one format, kept to be called tile by tile: what a format launches for a
-product is recorded once for each matrix, and only what it multiplies by differs between them."""
+"""Recorded products of matrices of one shape and one format, to be called tile by tile. The launch of a format's
+product is recorded once for each matrix, and only the words of the weight differ between them."""
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -11,15 +11,15 @@ from formats.kernels.engine.launch import Record, address, filled, words
 from formats.kernels.engine.replay import Recording
 from formats.kernels.matmul.linear import LINEAR, product_dense
 
-# kernels for one row and for more, where words are that each matrix is described by, bytes of a number; inputs, outputs
+# kernels for one row and for more, address of the words that describe each matrix, bytes of a number, inputs, outputs
 OWN_FIELDS = np.dtype(words("one more w bytes n p"))
 W, STORED_BYTES = map((LINEAR.names or ()).index, ("w", "bytes"))
-MORE = 2                                                     # rows of which products are recorded that are not one
+MORE = 2                                                     # rows of the products recorded for several rows
 Multiply = Callable[[np.ndarray, np.ndarray], object]        # out = x @ W
 
 
 class MatrixStack(Protocol):
-    """Matrices of one shape: float32 of three axes, or one whose entries are matrices in one format."""
+    """Matrices of one shape: float32 of three axes, or a stack whose entries are matrices in one format."""
     @property
     def shape(self) -> tuple[int, ...]: ...
     def arrays(self) -> dict[str, np.ndarray]: ...
@@ -27,9 +27,9 @@ class MatrixStack(Protocol):
 
 
 class Own(NamedTuple):
-    """The products of a stack. kernels: for one row, and for more. `w`: what each matrix is described by, as they take
-    it; `kept`: the arrays that it points to. `portion`: outputs that a thread takes at a time; `rounds`: x is rounded.
-    `rooms`: scratch by rows of an item; `first`: the product with the first matrix."""
+    """The products of a stack. kernels: for one row, and for more. `w`: the word that describes each matrix, as kernels
+    take it; `kept`: the arrays that it points to. `portion`: outputs that a thread computes at a time; `rounds`: x is
+    rounded. `rooms`: scratch by rows of an item; `first`: the product with the first matrix."""
     kernels: tuple[Kernel, Kernel]
     w: np.ndarray
     size: int
@@ -41,13 +41,13 @@ class Own(NamedTuple):
     rooms: dict[int, int]
 
     def record(self) -> Record:
-        """The fields of OWN_FIELDS. A recording that is on keeps what they point to."""
-        for each in self.kept: address(each)
+        """Return the fields of OWN_FIELDS. An active recording keeps the arrays that they point to."""
+        for array in self.kept: address(array)
         one, more = (kernel.address for kernel in self.kernels)
         return filled(one, more, address(self.w), self.size, *self.shape)
 
     def room(self, rows: int) -> int:
-        """Bytes of scratch that items of so many rows take."""
+        """Return the bytes of scratch for items of this many rows."""
         if rows not in self.rooms: self.rooms[rows] = capture(self.first, self.shape, rows).room
         return self.rooms[rows]
 
@@ -56,17 +56,17 @@ OWN_OF: WeakKeyDictionary[object, Own] = WeakKeyDictionary()
 
 
 def find_own(name: str, stack: MatrixStack) -> Own:
-    """The products of a stack. ValueError for one that has none."""
+    """Return the products of a stack. ValueError for a stack that has none."""
     if isinstance(stack, np.ndarray):
         if stack.ndim != 3 or stack.dtype != np.float32 or not (stack.flags.c_contiguous and stack.flags.aligned):
             raise ValueError(f"{name}: expected contiguous float32 of three axes, at multiples of 4 bytes, got "
                              f"{stack.dtype} of {stack.shape}")
-        return keep_own(name, [by_array(each) for each in stack], stack.shape[1:], 16, False, (stack,))
-    if (own := OWN_OF.get(stack)) is None:
+        return keep_own(name, [by_array(matrix) for matrix in stack], stack.shape[1:], 16, False, (stack,))
+    if (products := OWN_OF.get(stack)) is None:
         forms = [stack[e] for e in range(stack.shape[0])]
-        OWN_OF[stack] = own = keep_own(name, [form.matmul for form in forms], forms[0].shape, forms[0].portion,
+        OWN_OF[stack] = products = keep_own(name, [form.matmul for form in forms], forms[0].shape, forms[0].portion,
                                       forms[0].rounds, (*stack.arrays().values(),))
-    return own
+    return products
 
 
 def by_array(matrix: np.ndarray) -> Multiply: return lambda x, out: product_dense(x, matrix, out)
@@ -74,17 +74,18 @@ def by_array(matrix: np.ndarray) -> Multiply: return lambda x, out: product_dens
 
 def keep_own(name: str, products: Sequence[Multiply], shape: tuple[int, int], portion: int, rounds: bool,
              arrays: tuple[np.ndarray, ...]) -> Own:
-    """What products of one format launch. ValueError where that is not one kernel of products."""
-    try: found, more = [capture(each, shape, 1) for each in products], capture(products[0], shape, MORE)
+    """Record the launches of products of one format. ValueError if a product is not one kernel."""
+    try: launches, more = [capture(product, shape, 1) for product in products], capture(products[0], shape, MORE)
     except ValueError as error: raise ValueError(f"{name}: {error}") from None
-    w, described = np.array([each.w for each in found]), np.array([each.described for each in found], np.int64)
-    if described.size: w = described.ctypes.data + described.strides[0] * np.arange(len(found))
-    return Own((found[0].kernel, more.kernel), w, more.size, shape, portion, rounds, (described, *arrays),
+    w, described = (np.array([captured.w for captured in launches]),
+                    np.array([captured.described for captured in launches], np.int64))
+    if described.size: w = described.ctypes.data + described.strides[0] * np.arange(len(launches))
+    return Own((launches[0].kernel, more.kernel), w, more.size, shape, portion, rounds, (described, *arrays),
                products[0], {MORE: more.room})
 
 
 class Captured(NamedTuple):
-    """The launch of a product: its kernel, what it is told of the weight and the bytes of a number, the words that
+    """The launch of a product: its kernel, its words for the weight and for the bytes of a number, the words that
     describe the weight, scratch."""
     kernel: Kernel
     w: int
@@ -94,7 +95,7 @@ class Captured(NamedTuple):
 
 
 def capture(multiply: Multiply, shape: tuple[int, int], rows: int) -> Captured:
-    """What one product launches for so many rows on one thread."""
+    """Return the launch of one product for `rows` rows on one thread."""
     n, p = shape
     x, out = np.zeros((rows, n), np.float32), np.empty((rows, p), np.float32)
     recording = Recording(np.empty(0, np.uint8), 1)
@@ -103,5 +104,6 @@ def capture(multiply: Multiply, shape: tuple[int, int], rows: int) -> Captured:
         raise ValueError("a product of its format is not one kernel, which tiles of single experts need")
     [(kernel, fields, _)] = recording.stages
     w, size = int(fields[W]), int(fields[STORED_BYTES])
-    described = next((each for each in recording.records if np.frombuffer(each, np.int64).ctypes.data == w), ())
+    described = next((numbers for numbers in recording.records
+                      if np.frombuffer(numbers, np.int64).ctypes.data == w), ())
     return Captured(kernel, w, size, [*map(int, described)], recording.scratch)

@@ -1,7 +1,6 @@
-"""x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read straight
-through.
+"""x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read sequentially.
 
-The last panel has as many columns as are left, in whole vectors. x is read as it lies."""
+The last panel has the remaining columns, in whole vectors. x is read as it is stored."""
 
 import numpy as np
 
@@ -19,14 +18,14 @@ from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, 
 
 __all__ = ["product_packed"]
 
-FEW_ROWS = 48                                                # rows that have little time to ask for what follows
+FEW_ROWS = 48                                                # rows below which there is little time to prefetch
 __borders__ = ENOUGH, MAX_ITEM_ROWS, FEW_ROWS
 BLOCK_DEPTH = 384                                            # depths of a block: 96 KiB of a panel
 
 
 @njit(**HELPER)
 def one_row(none, x, w, across, depth, y):
-    """One row of x against a whole panel."""
+    """Multiply one row of x by a whole panel."""
     sums = none
     for _ in range(depth):
         sums = add_outer(sums, x, 0, w, None)
@@ -37,8 +36,9 @@ def one_row(none, x, w, across, depth, y):
 
 @njit(**HELPER)
 def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
-    """Some rows against a block of a panel, four depths at a time. What is not in cache yet is asked for: of this block
-    from `this` on, and of the following one, so many lines at a time, unless they are None."""
+    """Multiply some rows by a block of a panel, four depths at a time. Lines that are not in cache yet are prefetched:
+    of this block from `this` on, and of the following block, as many at a time as `lines` has vectors, unless they are
+    None."""
     sums = none if fresh else fetch(none, y, step, None)
     for i in range(depth // 4):
         ask(lines, following, 4 * span(lines) * i)
@@ -51,8 +51,8 @@ def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
 
 @njit(**HELPER)
 def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
-    """All 64 columns, a block of depths: tiles of 6 rows, and what is left. The first tile asks for the block, the
-    others for the following one."""
+    """Multiply by all 64 columns of a block of depths: tiles of 6 rows, then the remaining rows. The first tile
+    prefetches the block, the others the following one."""
     size = 4 * PANEL * depth
     row, following = 0, w + size
     if rows >= 6:
@@ -76,7 +76,7 @@ def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
 
 @njit(**HELPER)
 def whole_panel(rows, depth, x, along, w, y, step):
-    """All 64 columns: blocks of depths of about one size that stay in cache from tile to tile."""
+    """Multiply by all 64 columns: blocks of depths of about one size that stay in cache from tile to tile."""
     if rows == 1:
         one_row(zeros(1, 4), x, w, 4 * PANEL, depth, y)
         return
@@ -90,7 +90,7 @@ def whole_panel(rows, depth, x, along, w, y, step):
 
 @Kernel
 def packed(item, worker, arguments):
-    """w in panels of float32; the epilogue follows panel by panel."""
+    """Multiply by w in panels of float32; the epilogue follows panel by panel."""
     c = record(arguments, LINEAR)
     low, high, left, right = tile(c, item)
     x, out = c.x + 4 * low * c.along, c.out + 4 * low * c.step

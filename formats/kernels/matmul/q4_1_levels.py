@@ -18,14 +18,14 @@ __all__ = ["product_levels"]
 
 
 def level(builder, words, i):
-    """Number i of the eight levels of each word, as float32."""
+    """Return number i of the eight levels of each word, as float32."""
     shifted = builder.lshr(words, words_of(4 * i)) if i else words
     if "+avx512f" in FEATURES: return permute(builder, [float(q) for q in range(16)], shifted)
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
 def read_pairs(builder, scale, across):
-    """d, then m, of so many vectors of outputs, which lie in pairs."""
+    """Load d, then m, of `across` vectors of outputs; d and m are stored in pairs."""
     pairs = [builder.bitcast(load_vector(builder, scale, 64 * v), WORDS) for v in range(across)]
     shorts = ir.VectorType(SHORT, LANES)
     return [widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
@@ -38,7 +38,7 @@ multiply_levels = multiply_words(LEVELS)
 
 @Kernel.of(3, rare=True)
 def levels(item, worker, arguments):
-    """w in levels; the epilogue follows panel by panel."""
+    """Multiply by w in levels; the epilogue follows panel by panel."""
     multiply_levels(item, worker, arguments)
 
 

@@ -16,21 +16,21 @@ __all__ = ["product_scaled_bytes"]
 
 
 def byte(builder, words, i):
-    """Number i of the four bytes of each word, as float32."""
+    """Return number i of the four bytes of each word, as float32."""
     shifted = builder.lshr(words, words_of(8 * i)) if i else words
     return builder.uitofp(shifted if i == 3 else builder.and_(shifted, words_of(255)), VECTOR)
 
 
 def read_scales(builder, scale, across):
-    """d, then -128 d, of so many vectors of outputs: d q - 128 d is exact."""
+    """Load d, then -128 d, of `across` vectors of outputs: d q - 128 d is exact."""
     shorts = ir.VectorType(SHORT, LANES)
-    found = []
+    scales = []
     for v in range(across):
         stored = builder.load(pointer_at(builder, scale, 2 * LANES * v, shorts))
         stored.align = 2
-        found.append(widen_halves(builder, stored))
+        scales.append(widen_halves(builder, stored))
     middle = splat(builder, FLOAT(-128.0))
-    return [*found, *(builder.fmul(d, middle) for d in found)]
+    return [*scales, *(builder.fmul(d, middle) for d in scales)]
 
 
 BYTES = Wording(4, 2, byte, read_scales)
@@ -39,7 +39,7 @@ multiply_scaled_bytes = multiply_words(BYTES)
 
 @Kernel.of(3, rare=True)
 def scaled_bytes(item, worker, arguments):
-    """w in bytes with scales of groups; the epilogue follows panel by panel."""
+    """Multiply by w in bytes with scales of groups; the epilogue follows panel by panel."""
     multiply_scaled_bytes(item, worker, arguments)
 
 

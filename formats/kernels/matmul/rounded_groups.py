@@ -1,9 +1,10 @@
 """x @ W for W in words of blocks (widened_words.py), where each 32 numbers of a row of x are rounded to bytes with a
-scale of their own, as ggml rounds them: products of a group are sums of whole numbers, four at a time (words.py).
+scale of their own, as ggml rounds them: products of a group are sums of integers, four at a time (words.py).
 
-Levels d q + m of a group give d (x q) + m (x 1): what the second takes is computed when x is rounded. A sum is one
-chain along the groups in any tile, so its bits depend on no tile. Where there is only AVX2, products of the levels of a
-group are added up in 16 bits, which they just fit, and bytes meet numbers of x that lie as 16 bits each."""
+Levels d q + m of a group give d (x q) + m (x 1): the factor of m is computed when x is rounded. A sum is one chain
+along the groups in any tile, so its bits do not depend on the tile. On processors with AVX2 only, products of the
+levels of a group are added up in 16 bits, which they just fit, and bytes meet numbers of x that are stored in 16 bits
+each."""
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,8 +48,8 @@ __all__ = ["product_rounded_bytes", "product_rounded_levels"]
 
 TWO_GROUPS = 2 * GROUP_INPUTS                                # numbers of x that are rounded at a time
 PAIRED = "+avx2" in FEATURES and not FOURS                   # two numbers are multiplied and added at a time
-WIDE_PAIRS = "+avx512bw" in FEATURES                         # in 512 bits
-__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 3, 6                 # and rows of tiles
+WIDE_PAIRS = "+avx512bw" in FEATURES                         # the same in vectors of 512 bits
+__borders__ = ENOUGH, MAX_ITEM_ROWS, 2, 3, 6                 # the last three: rows of tiles
 f4 = np.float32
 SHORTS = ir.VectorType(SHORT, 2 * LANES)
 SHARE = f4(64)                                              # a group may add up to 32 times the largest float32
@@ -56,7 +57,7 @@ SHARE = f4(64)                                              # a group may add up
 
 @intrinsic
 def sum_of_group(typing, address):
-    """What 32 bytes with signs add up to."""
+    """Return the sum of 32 signed bytes."""
     def code(context, builder, signature, values):
         wide = ir.VectorType(LANE, GROUP_INPUTS)
         stored = builder.load(pointer_at(builder, values[0], 0, ir.VectorType(BYTE, GROUP_INPUTS)))
@@ -71,7 +72,8 @@ def sum_of_group(typing, address):
 
 @intrinsic
 def deal_bytes(typing, address):
-    """64 bytes, of every 8 those of even place first: as low and high halves of a word's bytes meet them."""
+    """Reorder 64 bytes, of every 8 those of even place first: in the order of the low and high halves of a word's
+    bytes."""
     def code(context, builder, signature, values):
         kind = ir.VectorType(BYTE, TWO_GROUPS)
         at = pointer_at(builder, values[0], 0, kind)
@@ -86,8 +88,8 @@ def deal_bytes(typing, address):
 
 @intrinsic
 def spread_bytes(typing, address):
-    """64 bytes with signs as 16 bits each, in the room of 128: of every four the first and third, then the others, as
-    the halves of a word's bytes meet them."""
+    """Extend 64 signed bytes to 16 bits each, in the room of 128 bytes: of every four the first and third, then the
+    others, in the order of the halves of a word's bytes."""
     def code(context, builder, signature, values):
         stored = builder.load(pointer_at(builder, values[0], 0, ir.VectorType(BYTE, TWO_GROUPS)))
         stored.align = 1
@@ -101,17 +103,17 @@ def spread_bytes(typing, address):
 
 @njit(**HELPER)
 def steps_of(largest):
-    """What a group whose largest magnitude this is is taken times, and the scale of its bytes: NaN where a number is
-    not finite, 0 where their scale would be no normal float32."""
+    """Return the factor and the scale of a group with this largest magnitude: (0, NaN) if a number is not finite, (0,
+    0) if the scale would be no normal float32."""
     if not largest <= FINITE: return f4(0), f4(np.nan)
     return (f4(127) / largest, largest / f4(127)) if largest >= LIFT_BELOW else (f4(0), f4(0))
 
 
 @njit(**HELPER)
 def round_groups(x, n, groups, target, scales, totals, dealt, wide, shifted, middle):
-    """n float32 at x as whole numbers up to 127, of so many bytes each, zeros up to whole steps; scales of the groups;
-    of each group what its numbers add up to, where shifted as float32 times a share of the scale, else as int32 times
-    middle."""
+    """Round n float32 at x to integers up to 127, of `wide` bytes each, with zeros up to whole steps. Store the scales
+    of the groups, and the sum of the integers of each group: if shifted, as float32 times a share of the scale, else as
+    int32 times middle."""
     scale, shift, whole = floats(scales, groups), floats(totals, groups), ints_at(totals, groups)
     for k in range(0, n, TWO_GROUPS):
         at, left, to, g = x + 4 * k, n - k, target + wide * k, k // GROUP_INPUTS
@@ -130,12 +132,12 @@ def round_groups(x, n, groups, target, scales, totals, dealt, wide, shifted, mid
 
 
 def by_widest(builder, wide, narrow, result, *vectors):
-    """An instruction on vectors of 512 bits, or where there is none the one of 256 on their halves."""
+    """Run an instruction on vectors of 512 bits, or if there is none the one of 256 bits on their halves."""
     if WIDE_PAIRS:
         whole = ir.VectorType(result.element, 2 * result.count)
         function = llvm_function(builder, f"llvm.x86.avx512.{wide}.512", whole, *(part.type for part in vectors))
         return builder.call(function, vectors)
-    found = []
+    results = []
     for half in range(2):
         parts = []
         for vector in vectors:
@@ -143,54 +145,54 @@ def by_widest(builder, wide, narrow, result, *vectors):
             lanes = ir.Constant(ir.VectorType(LANE, count), [*range(half * count, half * count + count)])
             parts.append(builder.shuffle_vector(vector, vector, lanes))
         function = llvm_function(builder, f"llvm.x86.avx2.{narrow}", result, *(part.type for part in parts))
-        found.append(builder.call(function, parts))
+        results.append(builder.call(function, parts))
     lanes = ir.Constant(ir.VectorType(LANE, 2 * result.count), [*range(2 * result.count)])
-    return builder.shuffle_vector(*found, lanes)
+    return builder.shuffle_vector(*results, lanes)
 
 
 def times_levels(builder, x, w):
-    """Pairs of bytes of x times levels w, added up as 16 bits: a group's together are at most 8 times 2 times 15 times
-    127, which just fits."""
+    """Multiply pairs of bytes of x by levels w, and add them up as 16 bits: the total of a group is at most 8 times 2
+    times 15 times 127, which just fits."""
     kind = ir.VectorType(BYTE, TWO_GROUPS)
     return by_widest(builder, "pmaddubs.w", "pmadd.ub.sw", ir.VectorType(SHORT, LANES), builder.bitcast(w, kind),
                      builder.bitcast(x, kind))
 
 
 def times_pairs(builder, x, w):
-    """Pairs of 16 bits with signs, added up as 32 bits."""
+    """Multiply pairs of signed 16-bit numbers, and add them up as 32 bits."""
     return by_widest(builder, "pmaddw.d", "pmadd.wd", ir.VectorType(LANE, LANES // 2), builder.bitcast(x, SHORTS),
                      builder.bitcast(w, SHORTS))
 
 
 def adding(kind, times):
-    """What adds products of x and w to a total whose bits are whole numbers of this kind."""
+    """Return a function that adds products of x and w to a total, whose bits are integers of this kind."""
     def add(builder, total, x, w):
         return builder.bitcast(builder.add(builder.bitcast(total, kind), times(builder, x, w)), VECTOR)
     return add
 
 
 def join_pairs(builder, total):
-    """Sums of 16 bits, two by two."""
+    """Add sums of 16 bits, two by two."""
     ones = ir.Constant(SHORTS, [1] * 2 * LANES)
     return times_pairs(builder, ones, total)
 
 
 def keep_words(builder, total):
-    """Sums that are words already."""
+    """Return sums that are words already."""
     return builder.bitcast(total, WORDS)
 
 
 def split_bytes(builder, words):
-    """Bytes of even place, and of odd place, as 16 bits."""
+    """Return the bytes of even place, and those of odd place, as 16 bits."""
     pairs = builder.bitcast(words, SHORTS)
     eight = ir.Constant(SHORTS, [8] * 2 * LANES)
     return builder.and_(words, words_of(0x00FF00FF)), builder.bitcast(builder.lshr(pairs, eight), WORDS)
 
 
 class Rounded(NamedTuple):
-    """How words of a wording meet whole numbers of x of so many bytes each: `split` takes them apart into words of two
-    or four numbers, for `add`, which leaves in that `middle` was added to each; `close` makes words of what a group
-    adds up to. shifted: m is a number of its own."""
+    """The product of words of a wording with integers of x of `wide` bytes each. `split` takes words apart into words
+    of two or four numbers, for `add`, which does not remove the `middle` that was added to each; `close` makes words of
+    the sums of a group. shifted: m is a separate number."""
     wording: Wording
     wide: int
     split: Callable[..., Sequence[ir.Value]]
@@ -201,13 +203,13 @@ class Rounded(NamedTuple):
 
 
 def group_adder(how: Rounded) -> Callable[..., Any]:
-    """What adds a group of inputs to a tile of sums."""
+    """Build an intrinsic that adds a group of inputs to a tile of sums."""
     inputs, split, add, apart_in_x = how.wording.inputs, how.split, how.add, how.wide * how.wording.inputs
 
     @intrinsic
     def add_group(typing, sums, x, along, w, across, scale, factors, totals, apart):
-        """sums + a group: bytes of rows along bytes apart, words across bytes from those of the next inputs, factors
-        and totals of the rows apart bytes from each other."""
+        """Return sums + a group. Rows of bytes are along bytes apart, words of the next inputs across bytes apart;
+        factors and totals of the rows are apart bytes from each other."""
         def code(context, builder, signature, values):
             tile, x, along, w, across, scale, factors, totals, apart = values
             def at_row(start, apart, r, kind, offset=0):
@@ -245,13 +247,13 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
 
 
 def group_strips(how: Rounded) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Functions: a tile of rows against some columns; all rows from one on."""
+    """Build functions: a tile of rows against some columns; all rows from one on."""
     inputs, scale_bytes, add_group = how.wording.inputs, how.wording.scale_bytes, group_adder(how)
     group_bytes = how.wide * GROUP_INPUTS
 
     @njit(**HELPER)
     def strip_groups(none, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
-        """A tile of sums: some rows against as many columns as it has."""
+        """Compute a tile of sums: some rows against as many columns as it has."""
         sums = none
         for g in range(groups):
             sums = add_group(sums, x + group_bytes * g, along, w, across, scale, factors + 4 * g, totals + 4 * g,
@@ -262,7 +264,8 @@ def group_strips(how: Rounded) -> tuple[Callable[..., None], Callable[..., None]
 
     @njit(**HELPER)
     def strips(many, two, one, row, rows, high, x, along, w, across, scale, factors, totals, groups, y, step, lanes):
-        """The rows from one on, `high` at a time, then two, then one, against as many columns as these tiles have."""
+        """Multiply the rows from `row` on, `high` at a time, then two, then one, by as many columns as these tiles
+        have."""
         while row + high <= rows:
             strip_groups(many, x + row * along, along, w, across, scale, factors + 4 * row * groups,
                          totals + 4 * row * groups, groups, y + row * step, step, lanes)
@@ -278,7 +281,7 @@ def group_strips(how: Rounded) -> tuple[Callable[..., None], Callable[..., None]
 
 
 def multiply_rounded(how: Rounded) -> Callable[..., None]:
-    """A function: an item of a product; the epilogue follows panel by panel."""
+    """Build a function that computes an item of a product; the epilogue follows panel by panel."""
     inputs, scale_bytes, middle, shifted = how.wording.inputs, how.wording.scale_bytes, how.middle, how.shifted
     strip_groups, strips = group_strips(how)
     dealt, wide = inputs > 4, how.wide
@@ -330,19 +333,19 @@ multiply_rounded_bytes = multiply_rounded(ROUNDED_BYTES)
 
 @Kernel.of(3, rare=True)
 def rounded_levels(item, worker, arguments):
-    """w in levels, x in bytes; the epilogue follows panel by panel."""
+    """Multiply by w in levels, x in bytes; the epilogue follows panel by panel."""
     multiply_rounded_levels(item, worker, arguments)
 
 
 @Kernel.of(3, rare=True)
 def rounded_bytes(item, worker, arguments):
-    """w and x in bytes; the epilogue follows panel by panel."""
+    """Multiply by w in bytes, x in bytes; the epilogue follows panel by panel."""
     multiply_rounded_bytes(item, worker, arguments)
 
 
 def product_rounded(kernel: Kernel, how: Rounded, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
                     epilogue: Epilogue | None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x in bytes, then the epilogue."""
+    """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x rounded to bytes, then the epilogue."""
     groups, workers = check_words(kernel, how.wording, x, w, scale, out), threads()
     after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), groups)
     rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
@@ -355,14 +358,15 @@ def product_rounded(kernel: Kernel, how: Rounded, x: np.ndarray, w: np.ndarray, 
 
 def product_rounded_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
                            epilogue: Epilogue | None = None) -> np.ndarray:
-    """product_levels, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a group."""
+    """Compute `product_levels`, with each 32 numbers of a row of x rounded to 255 steps; sums are exact within a
+    group."""
     w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
     return product_rounded(rounded_levels, ROUNDED_LEVELS, x, w, scale, out, epilogue)
 
 
 def product_rounded_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
                           epilogue: Epilogue | None = None) -> np.ndarray:
-    """product_scaled_bytes, where each 32 numbers of a row of x are rounded to 255 steps; sums are exact within a
+    """Compute `product_scaled_bytes`, with each 32 numbers of a row of x rounded to 255 steps; sums are exact within a
     group."""
     w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
     return product_rounded(rounded_bytes, ROUNDED_BYTES, x, w, scale, out, epilogue)

@@ -1,4 +1,4 @@
-"""Rows of float32 as bfloat16, or as bytes of a scale for each row (dynamic quantisation: Dettmers et al. 2022,
+"""Rows of float32 as bfloat16, or as bytes with a scale for each row (dynamic quantisation: Dettmers et al. 2022,
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
 
@@ -26,9 +26,8 @@ PACKS = "+avx512bw" in FEATURES                              # instructions that
 HALVES = "+avx512bf16" in FEATURES
 f4, i4 = np.float32, np.int32
 FINITE = f4(np.finfo(f4).max)
-# rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and
-# what it
-# makes with a scale of W, are float32
+# rows whose largest number is below or above these are multiplied or divided by LIFT, so that their scale, one over it,
+# and its product with a scale of W, are float32
 LIFT_BELOW, LIFT_ABOVE, LIFT = f4(LEAST_SCALED), f4(2.0 ** 60), f4(2.0 ** 64)
 
 
@@ -37,7 +36,7 @@ def as_words(builder, vector): return builder.bitcast(vector, WORDS)
 
 @intrinsic
 def larger_magnitude(typing, most, x):
-    """The larger magnitude of each lane; what is not a number is larger than all that are."""
+    """Return the larger magnitude of each lane; a NaN is larger than all numbers."""
     def code(context, builder, signature, values):
         most, x = (as_words(builder, builder.extract_value(value, 0)) for value in values)
         x = builder.and_(x, words_of(0x7FFFFFFF))
@@ -58,13 +57,13 @@ added_words = folded(lambda builder, x, y: builder.bitcast(builder.add(as_words(
 
 @intrinsic
 def bits(typing, number):
-    """The whole number whose bits a float32 has."""
+    """Return the integer whose bits a float32 has."""
     def code(context, builder, signature, values): return builder.bitcast(values[0], LANE)
     return types.int32(types.float32), code
 
 
 def nearest_words(builder, vector):
-    """Whole numbers, to nearest."""
+    """Round to integers, to nearest."""
     if not PACKS:
         return builder.fptosi(builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]),
                               WORDS)
@@ -95,7 +94,7 @@ def keep_bytes(typing, a, b, c, d, address):
 
 @intrinsic
 def add_bytes(typing, sums, address):
-    """Lanes of sums, as their bits, and 64 bytes with signs."""
+    """Add 64 signed bytes to the lanes of sums, which are integers by their bits."""
     def code(context, builder, signature, values):
         found = as_words(builder, load_vector(builder, values[1]))
         return closed(builder, [add_fours(builder, builder.extract_value(values[0], 0), found, words_of(0x01010101))])
@@ -104,8 +103,8 @@ def add_bytes(typing, sums, address):
 
 @intrinsic
 def kept_finite(typing, vector):
-    """What is finite, but would be rounded to an infinite bfloat16, becomes the largest one; NaN as one that no
-    rounding moves."""
+    """Replace finite numbers that would round to an infinite bfloat16 by the largest one, and NaN by one that no
+    rounding changes."""
     def code(context, builder, signature, values):
         word = as_words(builder, builder.extract_value(values[0], 0))
         size = builder.and_(word, words_of(0x7FFFFFFF))
@@ -119,7 +118,7 @@ def kept_finite(typing, vector):
 
 @intrinsic
 def keep_halves(typing, vector, address):
-    """Store a vector as 16 bfloat16: to nearest, ties to even, finite numbers to finite ones; NaN stays one."""
+    """Store a vector as 16 bfloat16: to nearest, ties to even, finite numbers to finite ones; NaN stays NaN."""
     def code(context, builder, signature, values):
         value = builder.extract_value(values[0], 0)
         word = as_words(builder, value)
@@ -144,8 +143,8 @@ def keep_halves(typing, vector, address):
 
 @njit(**HELPER)
 def round_halves(x, n, target, depth, piece):
-    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32. Every 64 bytes begin so many after those
-    before."""
+    """Store n float32 at x as bfloat16; zeros up to depth, a multiple of 32. Each 64 bytes begin `piece` bytes after
+    those before."""
     full = n // 32 * 32
     for k in range(0, full, 32):
         keep_halves(get(x + 4 * k, None), target)
@@ -159,7 +158,7 @@ def round_halves(x, n, target, depth, piece):
 
 @njit(forceinline=True, **HELPER)
 def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns):
-    """n float32 at x, times lift, times turns, as bytes, in round_bytes."""
+    """Store n float32 at x, times lift, times turns, as bytes, for `round_bytes`."""
     full = n // 64 * 64
     for g in range(groups):
         start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
@@ -178,15 +177,16 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, tu
 
 @njit(**HELPER)
 def keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns):
-    """keep_row for what rows seldom hold."""
+    """Run `keep_row` for rare rows, which need a lift."""
     keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns)
 
 
 @njit(**HELPER)
 def round_bytes(x, n, target, depth, piece, group, groups, sums, middle):
-    """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows
-    seldom met (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each
-    group adds up to, times middle, as int32 at sums. Every 64 bytes begin `piece` after those before."""
+    """Round n float32 at x to integers up to 127 times two scales, and return the scales: the second is 1 except for
+    rare rows (see LIFT), the first NaN for rows that are not finite. Zeros follow up to depth, a multiple of 64. The
+    sum of each group, times middle, is stored as int32 at sums. Each 64 bytes begin `piece` bytes after those
+    before."""
     full, totals = n // 64 * 64, ints_at(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):

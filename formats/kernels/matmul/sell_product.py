@@ -1,7 +1,7 @@
-"""x @ W for slices of columns whose numbers lie side by side (SELL-C-σ); nothing is densified.
+"""x @ W for slices of columns whose numbers are interleaved (SELL-C-σ); W is not made dense.
 
-Many tokens: a column steps over its neighbours' numbers, and ends before the zeros that fill it up. One token: a slice
-is multiplied 16 columns at a time, with the entries of x that they name gathered."""
+Many tokens: a column steps over its neighbours' numbers, and ends before its padding zeros. One token: a slice is
+multiplied 16 columns at a time, with the entries of x that they name gathered."""
 
 import numpy as np
 
@@ -31,14 +31,15 @@ from formats.kernels.simd.vectors import (
 __all__ = ["product_sell"]
 __borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
 
-# chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
+# chunk: columns of a slice; bytes: bytes of an index; named: bytes of a number of `order`
 SLICES = np.dtype(words("order ptr chunk bytes named"))
 f4, i8 = np.float32, np.int64
 
 
 @intrinsic
 def add_gathered(typing, sums, val, idx, kind, x):
-    """sums + the 16 numbers at val times the entries of x that the 16 indices of this kind at idx name (addresses)."""
+    """Return sums + the 16 numbers at val times the entries of x that the 16 indices of this kind at idx name
+    (addresses)."""
     names = ir.VectorType(ir.IntType(kind.instance_type.bitwidth), LANES)
     far, lanes = ir.VectorType(ir.IntType(64), LANES), ir.VectorType(LANE, LANES)
     def code(context, builder, signature, values):
@@ -59,7 +60,7 @@ def add_gathered(typing, sums, val, idx, kind, x):
 
 @intrinsic
 def lane(typing, sums, i):
-    """Number i of the first vector."""
+    """Return number i of the first vector."""
     def code(context, builder, signature, values):
         return builder.extract_element(builder.extract_value(values[0], 0), builder.trunc(values[1], LANE))
     return types.float32(sums, types.int64), code
@@ -67,7 +68,7 @@ def lane(typing, sums, i):
 
 @njit(**HELPER)
 def slot_column(none, idx, val, k, end, chunk, x, along, y):
-    """One column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four
+    """Compute one column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four
     cycles."""
     one, two, three, four = none, none, none, none
     while k + 3 * chunk < end:
@@ -87,7 +88,7 @@ def slot_column(none, idx, val, k, end, chunk, x, along, y):
 
 @njit(**HELPER)
 def sell_range(w, s, idx, start, width, tokens, x, y):
-    """A range of columns for the tokens of a strip: whole windows, in which slots are in any order."""
+    """Compute a range of columns for the tokens of a strip: whole windows, within which slots are in any order."""
     ptr, val, chunk, along = pointer(s.ptr, np.uint32), pointer(w.val, np.float32), s.chunk, 4 * tokens
     for slot in range(start, start + width):
         k, end = i8(ptr[slot // chunk]) * chunk + slot % chunk, i8(ptr[slot // chunk + 1]) * chunk + slot % chunk
@@ -99,21 +100,21 @@ def sell_range(w, s, idx, start, width, tokens, x, y):
 
 @Function.of(6, rare=True)
 def sell_wide(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
+    """Compute columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
     w = record(weight, SPARSE)
     sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint32), start, width, tokens, x, y)
 
 
 @Function.of(6, rare=True)
 def sell_short(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
+    """Compute columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
     w = record(weight, SPARSE)
     sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint16), start, width, tokens, x, y)
 
 
 @njit(**HELPER)
 def slice_sums(none, w, s, kind, k, end, x):
-    """16 columns of a slice for one token, their numbers side by side."""
+    """Compute 16 columns of a slice for one token, their numbers side by side."""
     even, odd = none, none
     while k + s.chunk < end:
         even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
@@ -125,7 +126,7 @@ def slice_sums(none, w, s, kind, k, end, x):
 
 @njit(**HELPER)
 def slot_dot(w, s, k, end, row):
-    """One column of a narrow slice for one token."""
+    """Compute one column of a narrow slice for one token."""
     total, val = f4(0), pointer(w.val, np.float32)
     while k < end:
         total += val[k] * row[read_unsigned(w.idx, s.bytes, k)]
@@ -135,7 +136,7 @@ def slot_dot(w, s, k, end, row):
 
 @Function.of(5, rare=True)
 def sell_single(weight, start, width, x, y):
-    """Columns start.. for one token: whole windows."""
+    """Compute columns start.. for one token: whole windows."""
     w, out, row = record(weight, SPARSE), floats(y, width), pointer(x, np.float32)
     s = record(w.ptr, SLICES)
     ptr, together = pointer(s.ptr, np.uint32), 16 if s.chunk % 16 == 0 else 1

@@ -1,8 +1,8 @@
 """Tiles of sums of narrow numbers in vector registers: rows of words of x against panels of words of W.
 
 One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth
-in whichever tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each
-(Zen 5), so at least twelve sums must be on their way."""
+in any tile, so its bits do not depend on the tile. A product of words takes up to six cycles and two begin in each (Zen
+5), so at least twelve sums must be in flight."""
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -25,9 +25,9 @@ from formats.kernels.simd.vectors import (
 )
 from formats.kernels.simd.words import WORDS, add_fours, add_pairs, everywhere, nibbles
 
-# (rows, vectors) from large to small: each takes what rows the one before leaves. Of 32 registers 24 hold sums, two W,
-# one x; of 16,
-# half as wide, a vector takes two, and widening takes some. Groups of depths keep whole sums and what they add up to
+# (rows, vectors) from large to small: each takes the rows that the one before leaves. Of 32 registers 24 hold sums, two
+# W, one x; of 16 registers, half as wide, a vector takes two, and widening takes some. With groups of depths, the sums
+# of a group and the totals are both in registers
 TILES = ((12, 2), (4, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((4, 1), (2, 1), (1, 2), (1, 1))
 GROUPED = ((6, 2), (3, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((3, 1), (2, 1), (1, 2), (1, 1))
 TALLEST_TILE = TILES[0][0]
@@ -35,9 +35,9 @@ ARGUMENTS = 17
 
 
 class TileKind(NamedTuple):
-    """What tiles multiply: `add` a product of words; a vector of W holds `deep` words along the depth, which `split`
-    takes apart; whole sums are settled, once for each group of depths where there are groups; bias and residual are
-    added."""
+    """The arithmetic of a tile. `add`: adds a product of words; `deep`: words along the depth in a vector of W, which
+    `split` takes apart; `whole`: sums are integers, and are settled, once for each group of depths if there are
+    `groups`; `sums`: bias and residual are added."""
 
     add: Callable[..., ir.Value]
     deep: int = 1
@@ -53,12 +53,12 @@ GROUPED_EIGHTS = TileKind(add_fours, 2, nibbles, whole=True, groups=True)
 
 
 def offset_by(builder, base, apart, count):
-    """An address, count times apart bytes after another."""
+    """Return the address count times apart bytes after another."""
     return builder.add(base, builder.mul(apart, WORD(count)))
 
 
 def emit_loop(builder, count, values, body):
-    """The values after count rounds, one at least, of values = body(index, values)."""
+    """Return the values after count rounds, at least one, of values = body(index, values)."""
     before, loop, done = builder.basic_block, builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -73,14 +73,15 @@ def emit_loop(builder, count, values, body):
 
 
 def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
-    """(x and w after so many words of depth, sums by rows). A tile of one row waits for memory, so it asks ahead."""
+    """Return (x and w after `steps` words of depth, sums by rows). A tile of one row waits for memory, so it
+    prefetches."""
     def step(_, values):
         x, w, *sums = values
         starts = [offset_by(builder, w, beside, v) for v in range(across)]
         if rows == 1:
             for start in starts: ask_line(builder, builder.add(start, WORD(AHEAD)))
-        found = [builder.bitcast(load_vector(builder, start), WORDS) for start in starts]
-        for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in found), strict=True)):
+        loaded = [builder.bitcast(load_vector(builder, start), WORDS) for start in starts]
+        for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in loaded), strict=True)):
             for r in range(rows):
                 factor = everywhere(builder,
                                     builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE)))
@@ -93,30 +94,30 @@ def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
 
 
 def joined_sums(builder, sums):
-    """The sum of whole numbers whose bits some vectors hold."""
-    whole = [builder.bitcast(each, WORDS) for each in sums]
+    """Return the sum of the integers whose bits some vectors hold."""
+    whole = [builder.bitcast(vector, WORDS) for vector in sums]
     return builder.bitcast(reduce(builder.add, whole), VECTOR)
 
 
 def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
-    """Whole sums, less an int32 of each row, apart bytes from each other, times a factor of the row and scales of the
-    columns, as float32; plus numbers, unless there are none."""
+    """Convert integer sums to float32: minus an int32 of each row, apart bytes from each other, times a factor of the
+    row and scales of the columns; plus numbers, if given."""
     scale, new = [load_vector(builder, scales, 64 * v) for v in range(across)], []
-    for i, each in enumerate(sums):
+    for i, vector in enumerate(sums):
         off = everywhere(builder,
                          builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE)))
         factor = splat(builder, builder.load(pointer_at(builder, factors, 4 * (i // across), FLOAT)))
-        number = builder.sitofp(builder.sub(builder.bitcast(each, WORDS), off), VECTOR)
+        number = builder.sitofp(builder.sub(builder.bitcast(vector, WORDS), off), VECTOR)
         by = builder.fmul(scale[i % across], factor)
         new.append(multiply_add(builder, number, by, numbers[i]) if numbers else builder.fmul(number, by))
     return new
 
 
 def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
-    """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth
-    apart, the next 16 columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a
-    residual, further bytes a row. Whole sums are settled: see `settle_sums`, scales of groups lie pitch bytes apart, a
-    group has so many words."""
+    """Build an intrinsic: a tile of sums. Rows of x are along bytes apart; 16 columns of W are contiguous at each
+    depth, the next depth apart, the next 16 columns beside; steps: words of depth. Sums go to y, step bytes a row, plus
+    a bias, plus a residual, further bytes a row. Integer sums are settled, see `settle_sums`; scales of groups are
+    pitch bytes apart, a group has `group` words."""
     @intrinsic
     def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch,
              groups, group):
@@ -149,10 +150,10 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
 
 
 def by_bands(kind: TileKind, high: int, across: int) -> Callable[..., int]:
-    """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than
-    what is left of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual,
-    bytes between its rows; how: what to take off sums, factors of rows, scales of columns, bytes between those of
-    groups, groups, words of one."""
+    """Build a function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider
+    than the remaining columns of a panel, a multiple of 16; it returns the first row that is left. after: bias,
+    residual, bytes between its rows; how: integers to subtract from sums, factors of rows, scales of columns, bytes
+    between those of groups, groups, words of a group."""
     wide, single, width = make_tile(kind, high, across), make_tile(kind, high, 1), 16 * across
 
     @njit(**HELPER)
@@ -177,7 +178,7 @@ def by_bands(kind: TileKind, high: int, across: int) -> Callable[..., int]:
 
 
 def by_vectors(kind: TileKind, tiles: tuple[tuple[int, int], ...] = TILES) -> Callable[..., None]:
-    """A function: the rows from `row` on against a panel, by tiles from large to small."""
+    """Build a function that multiplies the rows from `row` on by a panel, by tiles from large to small."""
     first, second, third, last = (by_bands(kind, *tile) for tile in tiles)
 
     @njit(**HELPER)

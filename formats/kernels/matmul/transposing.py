@@ -1,4 +1,4 @@
-"""Tiles of tokens turned, so that tokens run along the contiguous axis, and turned back."""
+"""Transposition of tiles of tokens, so that tokens run along the contiguous axis, and back."""
 
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.memory import floats
@@ -8,8 +8,8 @@ from formats.kernels.simd.vectors import turn, turn_edge
 
 @njit(**HELPER)
 def turn_in(x, along, count, n, y, tokens, depth):
-    """count rows of n numbers at x, along bytes apart, turned, at y: (depth, tokens), and zero from n on. What stands
-    for rows that x has not is of no meaning. tokens is 1 or a multiple of 8, depth of 16."""
+    """Transpose count rows of n numbers at x, along bytes apart, to y: (depth, tokens), zero from line n on. Lanes
+    beyond the count rows have arbitrary values. tokens is 1 or a multiple of 8, depth of 16."""
     full = n // 16 * 16
     if tokens == 1:
         row, kept = floats(x, n), floats(y, n)
@@ -29,7 +29,7 @@ def turn_in(x, along, count, n, y, tokens, depth):
 
 @njit(**HELPER)
 def turn_out(y, tokens, width, out, step, count):
-    """The width lines at y, tokens apart, as columns of the count rows at out, step bytes apart."""
+    """Transpose the width lines at y, tokens apart, to columns of the count rows at out, step bytes apart."""
     for t in range(0, count, 16):
         for j in range(0, width, 16):
             if t + 16 <= count and j + 16 <= width:

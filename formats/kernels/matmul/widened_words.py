@@ -1,8 +1,9 @@
-"""x @ W for W in words that hold several inputs of an output, whole numbers q that a group of 32 inputs gives a
-meaning, d q + m, in panels of 64 columns: what formats of blocks share, whatever words and scales are (`Wording`).
+"""x @ W for W in words that hold several inputs of an output, in panels of 64 columns. A word holds integers q, which
+stand for d q + m with d and m of a group of 32 inputs. This is the common part of block formats, for any words and
+scales (`Wording`).
 
-Words are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for
-more, a block of a panel into scratch that stays in cache, which then meets tiles as a float32 panel does."""
+Words are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for more
+rows, a block of a panel into scratch that stays in cache, and is then multiplied as a float32 panel is."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,9 +50,9 @@ SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
 class Wording(NamedTuple):
-    """A word holds so many inputs of an output, `number` (builder, words, i) is number i of each, as float32; a group
-    has so many bytes of scales for an output, of which `scales` (builder, address, vectors) makes d, then m, of vectors
-    of outputs."""
+    """The meaning of words. A word holds `inputs` inputs of an output; `number` (builder, words, i) is number i of
+    each, as float32. A group has `scale_bytes` bytes of scales for an output; from these `scales` (builder, address,
+    vectors) makes d, then m, of vectors of outputs."""
     inputs: int
     scale_bytes: int
     number: Callable[..., ir.Value]
@@ -59,41 +60,42 @@ class Wording(NamedTuple):
 
 
 def widen_halves(builder, shorts):
-    """16 float16 by their bits, as float32."""
+    """Return 16 float16, given by their bits, as float32."""
     if WIDENS: return builder.fpext(builder.bitcast(shorts, SIXTEEN_HALVES), VECTOR)
-    found = ir.Constant(VECTOR, ir.Undefined)
+    vector = ir.Constant(VECTOR, ir.Undefined)
     for lane in map(LANE, range(LANES)):
         bits = builder.zext(builder.extract_element(shorts, lane), LANE)
-        found = builder.insert_element(found, widen_by_integers(builder, bits), lane)
-    return found
+        vector = builder.insert_element(vector, widen_by_integers(builder, bits), lane)
+    return vector
 
 
 def ask_ahead(builder, across, w):
-    """Ask for words that are met a little later."""
+    """Prefetch words that are needed a little later."""
     for v in range(across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
 
 
 def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
-    """What a product does with words of this wording: scales that are read, products that are added to a tile of sums,
-    numbers that are stored as rows of a block."""
+    """Build the operations of a product on words of this wording: read scales, add products to a tile of sums, store
+    numbers as rows of a block."""
     inputs = wording.inputs
 
     def numbers_of(builder, turns, across, w, i):
-        """Numbers that number i of the words at w means, a vector of 16 outputs each: d q + m."""
-        found = [builder.bitcast(load_vector(builder, w, 64 * v), WORDS) for v in range(across)]
-        return [multiply_add(builder, builder.extract_value(turns, v), wording.number(builder, each, i),
-                             builder.extract_value(turns, across + v)) for v, each in enumerate(found)]
+        """Return number i of the words at w, a vector for each 16 outputs: d q + m."""
+        vectors = [builder.bitcast(load_vector(builder, w, 64 * v), WORDS) for v in range(across)]
+        return [multiply_add(builder, builder.extract_value(turns, v), wording.number(builder, vector, i),
+                             builder.extract_value(turns, across + v)) for v, vector in enumerate(vectors)]
 
     @intrinsic
     def read_turns(typing, sums, scale):
-        """d, then m, of as many vectors of columns as a tile has."""
+        """Load d, then m, of as many vectors of columns as a tile has."""
         def code(context, builder, signature, values):
             return closed(builder, wording.scales(builder, values[1], sums.across))
         return Vectors(2, sums.across)(sums, types.int64), code
 
     @intrinsic
     def add_words(typing, sums, x, along, w, turns):
-        """sums + (the inputs of a word of each row, rows along bytes apart) times the numbers of the words at w."""
+        """Return sums + (the inputs of a word of each row, rows along bytes apart) times the numbers of the words at
+        w."""
         def code(context, builder, signature, values):
             tile, x, along, w, turns = values
             sums_ = [builder.extract_value(tile, i) for i in range(sums.count)]
@@ -111,7 +113,8 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
 
     @intrinsic
     def store_words(typing, sums, w, turns, to, apart):
-        """The numbers of the words at w, a row of a block each input, which lie apart bytes from each other."""
+        """Store the numbers of the words at w, a row of a block for each input, the rows apart bytes from each
+        other."""
         def code(context, builder, signature, values):
             _, w, turns, to, apart = values
             ask_ahead(builder, sums.across, w)
@@ -125,14 +128,14 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
 
 
 def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
-    """Functions for words of this wording: a tile of rows, and all rows of an item, against some columns; columns
+    """Build functions for words of this wording: a tile of rows, and all rows of an item, against some columns; columns
     widened into a block."""
     inputs, scale_bytes = wording.inputs, wording.scale_bytes
     read_turns, add_words, store_words = word_readers(wording)
 
     @njit(**HELPER)
     def strip_words(none, x, along, w, scale, across, depth, y, step, room, lanes):
-        """A tile of sums: some rows against as many columns as it has; room for the rows of a word."""
+        """Compute a tile of sums: some rows against as many columns as it has; room: scratch for the rows of a word."""
         sums = none
         for top in range(0, depth, GROUP_INPUTS):
             turns, end = read_turns(none, scale), min(top + GROUP_INPUTS, depth) - inputs + 1
@@ -148,7 +151,7 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
 
     @njit(**HELPER)
     def strips(four, two, one, rows, x, along, w, scale, across, depth, y, step, room, lanes):
-        """All rows against as many columns as these tiles have."""
+        """Multiply all rows by as many columns as these tiles have."""
         row = 0
         while row + 4 <= rows:
             strip_words(four, x + row * along, along, w, scale, across, depth, y + row * step, step, room, lanes)
@@ -161,8 +164,8 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
 
     @njit(**HELPER)
     def widen_strip(none, w, scale, across, depth, to):
-        """As many columns of a panel as a tile has, from the beginning of a group on, as rows of 64 float32; of the
-        last word all."""
+        """Widen as many columns of a panel as a tile has, from the beginning of a group on, to rows of 64 float32; the
+        last word is widened whole."""
         for top in range(0, depth, GROUP_INPUTS):
             turns = read_turns(none, scale)
             for _ in range(top, min(top + GROUP_INPUTS, depth), inputs):
@@ -172,7 +175,7 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
 
     @njit(**HELPER)
     def widen_columns(whole, columns, w, scale, across, depth, to):
-        """All columns of a panel, see widen_strip."""
+        """Widen all columns of a panel, see `widen_strip`."""
         if whole: widen_strip(zeros(1, 4), w, scale, across, depth, to)
         else:
             for at in range(0, columns, LANES):
@@ -181,7 +184,8 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
 
 
 def multiply_words(wording: Wording) -> Callable[..., None]:
-    """A function: an item of a product with words of this wording; the epilogue follows panel by panel."""
+    """Build a function that computes an item of a product with words of this wording; the epilogue follows panel by
+    panel."""
     inputs, scale_bytes = wording.inputs, wording.scale_bytes
     strip_words, strips, widen_columns = word_strips(wording)
 
@@ -197,7 +201,7 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
             across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
             stored = w.w + 4 * GROUP_INPUTS // inputs * w.groups * start
             scale = w.scale + scale_bytes * w.groups * start
-            if rows == REGISTER_ROWS and whole:              # words are widened once
+            if rows == REGISTER_ROWS and whole:              # each word is widened only once
                 for at in range(0, PANEL, 2 * LANES):
                     strip_words(zeros(8, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
                                 y + 4 * at, step, room, None)
@@ -205,7 +209,7 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
                 strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
                        None)
             elif rows <= REGISTER_ROWS:
-                twice = columns // (2 * LANES) * 2 * LANES if rows == 1 else 0     # one sum waits for itself
+                twice = columns // (2 * LANES) * 2 * LANES if rows == 1 else 0     # a single sum would wait for itself
                 for at in range(0, twice, 2 * LANES):
                     strip_words(zeros(1, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
                                 y + 4 * at, step, room, None)
@@ -226,7 +230,7 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
 
 def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray,
                 out: np.ndarray) -> int:
-    """How many groups of inputs there are. ValueError where arrays of words and scales are no panels of n by p."""
+    """Return the number of groups of inputs. ValueError if the arrays of words and scales are no panels of n by p."""
     check_product(x, None, None, out, w=w, scale=scale)
     groups, columns = -(-x.shape[1] // GROUP_INPUTS), -(-out.shape[1] // LANES) * LANES
     wanted = 4 * GROUP_INPUTS // wording.inputs * groups * columns, wording.scale_bytes * groups * columns

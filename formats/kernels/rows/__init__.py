@@ -1,1 +1,1 @@
-"""Passes over rows, rotations among them, and rows of sequences made one."""
+"""Passes over rows, rotations among them, and reductions of the rows of sequences."""

@@ -1,5 +1,5 @@
-"""Vector code of activations (formats/core/activation.py), each a pass in place over so many rows of count numbers
-at the address y, step bytes from one to the next: compiled when an epilogue first asks for it."""
+"""Vector code of activations (formats/core/activation.py). Each is a pass in place over `rows` rows of `count` numbers
+at the address y, `step` bytes from one to the next; it is compiled when an epilogue first needs it."""
 import numpy as np
 
 from formats.core.activation import COMPILED, TIMED, Activation
@@ -14,7 +14,7 @@ f4 = np.float32
 
 @njit(forceinline=True, **HELPER)
 def each_vector(of, y, count, rows, step):
-    """A function of vectors over these rows."""
+    """Apply a function of vectors to these rows."""
     full = count // 16 * 16
     for row in range(y, y + rows * step, step):
         for at in range(row, row + 4 * full, 64): keep(of(get(at, None)), at, None)
@@ -23,21 +23,21 @@ def each_vector(of, y, count, rows, step):
 
 @njit(forceinline=True, **HELPER)
 def each_number(of, y, count, rows, step):
-    """A function of single numbers over these rows."""
+    """Apply a function of single numbers to these rows."""
     for i in range(rows):
         row = floats(y + i * step, count)
         for j in range(count): row[j] = of(row[j])
 
 
 def passing(name, of, each=each_vector, rare=True):
-    """The function of that name: `of` for each vector, or each number, of the rows."""
+    """Build the function of that name: `of` is applied to each vector, or each number, of the rows."""
     def body(y, count, rows, step): each(of, y, count, rows, step)
     body.__name__ = name
     return Function(body, 4, rare=rare)
 
 
 @njit(forceinline=True, **HELPER)
-def relu_of(x): return f4(0) if x < f4(0) else x             # what is no number stays
+def relu_of(x): return f4(0) if x < f4(0) else x             # NaN stays NaN
 
 
 @njit(forceinline=True, **HELPER)
@@ -48,19 +48,20 @@ def square_of(x): return x * x
 def rsqrt_of(x): return f4(1) / np.sqrt(x)
 
 
-BY_NUMBER = "relu_of", "square_of", "rsqrt_of"               # of single numbers; the others are of vectors
+BY_NUMBER = "relu_of", "square_of", "rsqrt_of"               # take single numbers; the others take vectors
 
 
 def pass_of(declared: Activation, name: str, code: str) -> Function:
-    """The pass by the function that a record names, of this module or of maths; TypeError where there is none."""
+    """Build the pass from the function that a record names, in this module or in maths; TypeError if there is none."""
     of = globals().get(code) or getattr(maths, code, None)
     if of is None:
         raise TypeError(f"activation {declared.name}: formats/kernels/rows/activations.py has no {code} before "
                         "PASSES: write it there, or leave it out of the record, and it runs as a term")
-    each = each_number if code in BY_NUMBER else each_vector
-    return passing(name, of, each, rare=declared.name != TIMED)
+    loop = each_number if code in BY_NUMBER else each_vector
+    return passing(name, of, loop, rare=declared.name != TIMED)
 
 
-PASSES = {name: pass_of(each, name, each.vector) for name, each in COMPILED.items()}
-# after products of narrow numbers, which are no more exact
-ROUGH = PASSES | {name: pass_of(each, f"{name}_rough", each.rough) for name, each in COMPILED.items() if each.rough}
+PASSES = {name: pass_of(activation, name, activation.vector) for name, activation in COMPILED.items()}
+# less exact passes, for products of narrow numbers, which are no more exact either
+ROUGH = PASSES | {name: pass_of(activation, f"{name}_rough", activation.rough)
+                  for name, activation in COMPILED.items() if activation.rough}

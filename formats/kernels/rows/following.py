@@ -1,4 +1,4 @@
-"""What may follow a product while its rows are in cache: bias, activation, residual, normalisation, gain and shift."""
+"""Stages that follow a product while its rows are in cache: bias, activation, residual, norm, gain and shift."""
 
 import numpy as np
 
@@ -12,21 +12,21 @@ from formats.kernels.rows.activations import PASSES, ROUGH
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import ONE
 
-# addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
-# across: the steps of times and residual; normal: 1 after the mean, 2 without it
+# addresses (0: absent) of the two functions below, of the output, of the activation, and of the operands; beside,
+# across: row steps of times and residual; normal: 1 subtracts the mean, 2 does not, 0 is no normalisation
 EPILOGUE = np.dtype([
     *words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
 FLOAT32_MAX = np.finfo(np.float32).max
-DOWNSCALE = 2.0 ** -100                                      # brings numbers up to the largest near 1
+DOWNSCALE = 2.0 ** -100                                      # brings the largest float32 near 1
 apply, apply_rows, activate = calling(8), calling(3), calling(4)
-TOGETHER = 4096                                 # numbers of rows that lie in the first cache from one stage to the next
+TOGETHER = 4096                                 # numbers of rows that stay in L1 from one stage to the next
 
 
 @njit(forceinline=True, fastmath=FAST, **HELPER)
 def try_normalise(y, centred, eps, unit):
-    """Rows times unit: subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4).
-    Whether the squares are finite; if not, y is as it was."""
+    """Normalise rows times unit: subtract the mean if `centred`, divide by the root of the mean square (Ba et al. 2016,
+    eq. 4). True if the squares are finite; if not, y is unchanged."""
     total = np.float32(0)
     if centred:
         for j in range(y.size): total += y[j] * unit
@@ -43,20 +43,20 @@ def try_normalise(y, centred, eps, unit):
 
 @njit(**HELPER)
 def normalise_far(y, centred, eps):
-    """normalise where squares or sums are no float32; equal numbers still become zeros."""
+    """Run `normalise` for rows whose squares or sums overflow float32; equal numbers still become zeros."""
     try_normalise(y, centred, np.float32(max(eps * DOWNSCALE * DOWNSCALE, TINY)), np.float32(DOWNSCALE))
 
 
 @njit(**HELPER)
 def normalise(y, centred, eps):
-    """Normalise a row, whatever its size; one with what is no number, or infinite, becomes what these operations make
-    of it."""
+    """Normalise a row, whatever its magnitude; in a row with NaN or infinite numbers these propagate as the operations
+    define it."""
     if not try_normalise(y, centred, np.float32(eps), ONE): normalise_far(y, centred, eps)
 
 
 @njit(forceinline=True, **HELPER)
 def parted(y, to, lanes, factor, term, other):
-    """y factor + term + other for the vector at an address, each unless its address is 0, to another."""
+    """Store y factor + term + other for the vector at an address; an operand at address 0 is left out."""
     v = get(y, lanes)
     if factor: v = v * get(factor, lanes)
     if term: v = v + get(term, lanes)
@@ -66,7 +66,7 @@ def parted(y, to, lanes, factor, term, other):
 
 @njit(forceinline=True, **HELPER)
 def combine(y, to, count, factor, term, other):
-    """parted for count numbers; nothing is done where they stay as they are."""
+    """Run `parted` for count numbers; no number is stored if they stay as they are."""
     if y == to and not (factor or term or other): return
     full = 4 * (count // 16 * 16)
     for at in range(0, full, 64):
@@ -79,8 +79,8 @@ def combine(y, to, count, factor, term, other):
 
 @njit(forceinline=True, **HELPER)
 def rest_part(e, y, to, row, start, count, bias):
-    """What follows an activation on the columns from start on of one row, so many at y: a bias (0 where it was before),
-    a factor and a residual; the result goes elsewhere."""
+    """Apply the stages after an activation to `count` columns of one row, from start on, at y: a bias (address 0 if it
+    was added before), a factor and a residual; the result is stored at `to`."""
     times, residual = e.times, e.residual
     if times: times += 4 * (row * e.beside + start)
     if residual: residual += 4 * (row * e.across + start)
@@ -89,15 +89,15 @@ def rest_part(e, y, to, row, start, count, bias):
 
 @njit(forceinline=True, **HELPER)
 def affine_part(e, y, start, count):
-    """Gain and shift on the columns from start on of one row, so many at y."""
+    """Apply gain and shift to `count` columns of one row, from start on, at y."""
     gain, shift = e.gain, e.shift
     combine(y, y, count, gain + 4 * start if gain else 0, shift + 4 * start if shift else 0, 0)
 
 
 @Function.of(8)
 def on_block(after, low, high, left, right, block, along, biased):
-    """The epilogue on rows low..high and columns left..right, which lie at block, but for what needs whole rows and
-    what follows that; the result goes to the output. biased: the bias was added already."""
+    """Apply the epilogue to rows low..high and columns left..right, which are stored at block, except normalisation and
+    the stages after it; the result is stored in the output. biased: 1 if the bias was added already."""
     e = record(after, EPILOGUE)
     count, bias = right - left, 0 if biased or not e.bias else e.bias + 4 * left
     early = e.activation or e.times                         # the bias comes before these
@@ -115,7 +115,7 @@ def on_block(after, low, high, left, right, block, along, biased):
 
 @Function.of(3)
 def on_rows(after, low, high):
-    """Normalisation, and then gain and shift, of rows low..high."""
+    """Apply normalisation, and then gain and shift, to rows low..high."""
     e = record(after, EPILOGUE)
     for row in range(low, high):
         y = e.out + 4 * row * e.step
@@ -125,8 +125,8 @@ def on_rows(after, low, high):
 
 @njit(**HELPER)
 def pointwise_sums(after):
-    """Whether the record at an address, or 0, asks for nothing of single columns but that a bias and a residual are
-    added."""
+    """True if the record at an address, or 0, asks for no stage on single columns except the addition of a bias and a
+    residual."""
     if not after: return True
     e = record(after, EPILOGUE)
     return not (e.activation or e.times or ((e.gain or e.shift) and not e.normal))
@@ -134,8 +134,8 @@ def pointwise_sums(after):
 
 @njit(**HELPER)
 def sums_at(after, row, column, nothing, simple):
-    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not
-    there, or where more than sums is asked for comes later, is at `nothing`, a line that adds nothing."""
+    """Return (bias, residual, bytes between its rows) of the record at an address, from a row and a column on. An
+    operand that is absent, or that on_block adds later, is at `nothing`, a line that adds zero."""
     if not after: return nothing, nothing, 0
     e = record(after, EPILOGUE)
     bias = e.bias + 4 * column if e.bias else nothing
@@ -145,7 +145,7 @@ def sums_at(after, row, column, nothing, simple):
 
 @njit(**HELPER)
 def finish_sums(after, low, high, left, right, biased):
-    """finish_block; biased: the bias was added already."""
+    """Run `finish_block`; biased: 1 if the bias was added already."""
     if after:
         e = record(after, EPILOGUE)
         apply(e.on_block, after, low, high, left, right, e.out + 4 * (low * e.step + left), 4 * e.step, biased)
@@ -153,14 +153,14 @@ def finish_sums(after, low, high, left, right, biased):
 
 @njit(**HELPER)
 def finish_block(after, low, high, left, right):
-    """on_block of the record at an address, where the output is; nothing for 0."""
+    """Run `on_block` of the record at an address on the output in place; no effect for 0."""
     finish_sums(after, low, high, left, right, 0)
 
 
 @njit(**HELPER)
 def move_block(after, low, high, left, right, block, along, out, step):
-    """finish_block for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes)
-    it goes as it is where there is no record."""
+    """Run `finish_block` on a block stored elsewhere, with `along` bytes between its rows. Without a record the block
+    is copied to out, with `step` bytes between rows."""
     if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along, 0)
     else:
         for i in range(high - low): combine(block + i * along, out + i * step, right - left, 0, 0, 0)
@@ -168,13 +168,13 @@ def move_block(after, low, high, left, right, block, along, out, step):
 
 @njit(**HELPER)
 def finish_rows(after, low, high):
-    """on_rows of the record at an address; nothing for 0, or where nothing is normalised."""
+    """Run `on_rows` of the record at an address; no effect for 0, or if there is no normalisation."""
     if after and record(after, EPILOGUE).normal: apply_rows(record(after, EPILOGUE).on_rows, after, low, high)
 
 
 def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = False) -> np.ndarray | None:
-    """The EPILOGUE of one that fits out (T, p) and lies apart from it; None where nothing is done. rough: what comes
-    before is no more exact than ROUGH_ERROR, so activations need not be."""
+    """Return the EPILOGUE record of an epilogue that fits out (T, p) and does not overlap it; None if there is no
+    stage. rough: the product is no more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     epilogue.check(*out.shape, "out", out)
     words = {"on_block": on_block.address, "on_rows": on_rows.address, "out": address(out), "step": step(out),
@@ -183,7 +183,7 @@ def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = Fa
 
 
 def encode(e: Epilogue, activations: dict[str, Function]) -> dict[str, int | float]:
-    """The words of the operands of stages."""
+    """Return the words of the operands of stages."""
     beside, across = (0 if rows is None else step(rows) for rows in (e.times, e.residual))
     return {**{name: address(getattr(e, name)) for name in ("bias", "times", "residual", "gain", "shift")},
             "activation": activations[e.activation].address if e.activation else 0, "beside": beside, "across": across,

@@ -1,4 +1,4 @@
-"""Rows of tables gathered from where products keep them: the columns of a matrix in panels (formats/core/layout.py)."""
+"""Rows of tables gathered from the storage of products: the columns of a matrix in panels (formats/core/layout.py)."""
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -11,13 +11,13 @@ from formats.kernels.engine.native import njit
 
 __all__ = ["Columns"]
 
-# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, numbers
-# side by side and in all, whether bytes hold two inputs, N columns; scales (groups, N), or of float16 in panels, and
-# inputs of a group
+# ids (int64), bytes between ids, table, bytes of a number. words: 0 for a table of rows of p numbers; for panels:
+# width, words (numbers side by side), deep (numbers of a column), halves (1 if bytes hold two inputs), N columns,
+# scales (groups, N), half (1 if scales are float16 in panels), inputs of a group
 SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale half group"))
 SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
-PANEL_TYPES = np.float32, np.uint16, np.uint8                # in panels: float32, bfloat16, bytes or halves with scales
+PANEL_TYPES = np.float32, np.uint16, np.uint8                # panels: float32, bfloat16, bytes or 4-bit with scales
 
 
 class Columns(NamedTuple):
@@ -30,11 +30,11 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, stored: Any) -> Self:
-        """The columns of a stored matrix whose format declares its panels."""
+        """Return the columns of a stored matrix whose format declares its panels."""
         return cls(stored.shape, stored.panelled, *stored.arrays().values(), **stored.remembered)
 
     def told(self) -> tuple[int, ...]:
-        """What the kernel is told. ValueError for arrays of other sizes or kinds."""
+        """Return the kernel's fields for this table. ValueError for arrays of other sizes or kinds."""
         (n, N), (width, side, _, halves, half), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
         if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,
                                                                ) or not is_contiguous(self.w):
@@ -56,7 +56,7 @@ def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguo
 
 
 def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
-    """What the kernel is told of rows, or of columns. ValueError as of these."""
+    """Return the kernel's fields for a table of rows, or of columns. ValueError as for `Columns.told`."""
     return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 8)
 
 
@@ -66,7 +66,7 @@ def add(y, j, number, fresh): y[j] = number + (f4(0) if fresh else y[j])
 
 @njit(**HELPER)
 def add_row(y, f, row, fresh):
-    """Set y to, or add to it, a row of float32 or float16."""
+    """Set y to a row of float32 or float16, or add the row to it."""
     if f.bytes == 2:
         stored = shorts(f.table + 2 * row * y.size, y.size)
         for j in range(y.size): add(y, j, widen(stored[j]), fresh)
@@ -77,7 +77,8 @@ def add_row(y, f, row, fresh):
 
 @njit(**HELPER)
 def add_halves(y, f, column, along, stored, fresh):
-    """Set y to, or add to it, a column of 4-bit values, two per byte: so many inputs lie low, the next ones high."""
+    """Set y to a column of 4-bit values, two per byte, or add the column to it: f.words inputs are in the low halves,
+    the next f.words in the high halves."""
     for low in range(0, y.size, f.words):
         at = low // (2 * f.words) * along
         high, turn = min(low + f.words, y.size), low // f.words % 2 * 4
@@ -88,14 +89,15 @@ def add_halves(y, f, column, along, stored, fresh):
 
 @njit(**HELPER)
 def scale_of(f, column, start, across, group):
-    """The scale of a group of a column, which lies in a panel that begins at `start` and is so many columns wide."""
+    """Return the scale of a group of a column, in a panel that begins at column `start` and is `across` columns
+    wide."""
     if not f.half: return floats(f.scale + 4 * (group * f.N + column), 1)[0]
     return widen(shorts(f.scale + 2 * (f.deep // f.group * start + group * across + column - start), 1)[0])
 
 
 @njit(**HELPER)
 def add_column(y, f, column, fresh):
-    """Set y to, or add to it, a column of panels: float32, bfloat16, bytes, or 4-bit values, with scales."""
+    """Set y to a column of panels, or add the column to it: float32, bfloat16, bytes, or 4-bit values, with scales."""
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words

@@ -1,4 +1,5 @@
-"""What routers make of a row of scores, head by head: shares of one, the largest few and zeros, a sum of one."""
+"""Router gates from a row of scores, head by head: softmax, the largest few and zeros, normalisation to a sum of
+one."""
 import numpy as np
 
 from formats.core.arrays import separate, writable
@@ -15,14 +16,14 @@ from formats.kernels.simd.vectors import zeros
 
 __all__ = ["gate_rows"]
 
-# out (T, h, n) from x: shares, unit: whether; most: of so many that are kept by the numbers of `by`, 0 for all
+# out (T, h, n) from x; shares, unit: 0 or 1; most: how many numbers are kept, ranked by `by`; 0 keeps all
 GATING = np.dtype(words("x x_row x_head by by_row by_head out out_row out_head T h n most shares unit rows"))
 f4 = np.float32
 
 
 @njit(**HELPER)
 def next_below(row, n, limit):
-    """The largest of n numbers below a limit."""
+    """Return the largest of n numbers below a limit."""
     full, top = n // 16 * 16, zeros(1, 1) - INFINITY
     for at in range(row, row + 4 * full, 64):
         found = get(at, None)
@@ -35,7 +36,8 @@ def next_below(row, n, limit):
 
 @njit(**HELPER)
 def threshold(row, n, most):
-    """(a number, how many that are equal to it are kept): all above it are. Some number is no number: (it, -1)."""
+    """Return (limit, how many of the numbers equal to it are kept); all numbers above it are kept. If a number is NaN:
+    (NaN, -1)."""
     numbers, found, limit = floats(row, n), 0, largest(row, n, ONE)
     for j in range(n):
         if numbers[j] != numbers[j]: return numbers[j], -1
@@ -49,7 +51,8 @@ def threshold(row, n, most):
 
 @njit(**HELPER)
 def keep_largest(out, row, n, most):
-    """Zeros in place of all but those that are largest elsewhere, of equal ones the first."""
+    """Replace all numbers by zeros except those whose counterparts in `row` are among the largest; of equal ones the
+    first are kept."""
     kept, numbers = floats(out, n), floats(row, n)
     limit, equal = threshold(row, n, most)
     for j in range(n):
@@ -60,7 +63,7 @@ def keep_largest(out, row, n, most):
 
 @njit(**HELPER)
 def sum_to_one(out, n):
-    """Numbers over their sum, each divided: one over a sum that is less than any normal number is infinite."""
+    """Divide numbers by their sum, one by one: the reciprocal of a subnormal sum would be infinite."""
     numbers, total = floats(out, n), f4(0)
     for j in range(n): total += numbers[j]
     for j in range(n): numbers[j] = numbers[j] / total
@@ -68,7 +71,7 @@ def sum_to_one(out, n):
 
 @Kernel
 def gated_rows(item, worker, arguments):
-    """A chunk of rows, head by head."""
+    """Gate a chunk of rows, head by head."""
     c = record(arguments, GATING)
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
         for head in range(c.h):
@@ -83,8 +86,8 @@ def gated_rows(item, worker, arguments):
 
 def gate_rows(x: np.ndarray, out: np.ndarray, by: np.ndarray | None = None, most: int = 0, shares: bool = False,
               unit: bool = False) -> np.ndarray:
-    """out (T, h, n) from x: with `shares` its softmax, with `most` those where `by` (x itself, where nothing is given)
-    is among the so many largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
+    """out (T, h, n) from x, in this order: with `shares` its softmax; with `most` the numbers where `by` (x itself, if
+    None) is among the `most` largest of its head, and 0 elsewhere; with `unit` divided by their sum."""
     if x.ndim != 3: raise ValueError(f"x: expected three axes, got shape {x.shape}")
     T, h, n = x.shape
     if out.shape != x.shape: raise ValueError(f"out: {out.shape} is not the shape of x, {x.shape}")
@@ -94,7 +97,7 @@ def gate_rows(x: np.ndarray, out: np.ndarray, by: np.ndarray | None = None, most
     by = x if by is None else by
     separate(out, x=x, by=by)
     if not out.size: return out
-    places = (each for name, array in (("x", x), ("by", by), ("out", out)) for each in heads_of(name, array, T, h))
+    places = (number for name, array in (("x", x), ("by", by), ("out", out)) for number in heads_of(name, array, T, h))
     rows = max(1, -(-T // (4 * (workers := threads()))))
     launch(workers, (gated_rows, make_record([(*places, T, h, n, most, shares, unit, rows)], GATING), -(-T // rows)))
     return out

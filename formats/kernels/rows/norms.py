@@ -1,5 +1,4 @@
-"""Each head of each row by itself: its norm, its gain and its shift, as queries and keys have them before they are
-rotated."""
+"""Norm, gain and shift of each head of each row by itself, as queries and keys have them before they are rotated."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, separate, writable
@@ -13,13 +12,13 @@ from formats.kernels.rows.following import combine, normalise
 
 __all__ = ["pointwise_heads"]
 
-# out (T, h, d) from x; normal: 1 after the mean, 2 without it
+# out (T, h, d) from x; normal: 1 subtracts the mean, 2 does not, 0 is no normalisation
 NORMED = np.dtype([*words("x x_row x_head out out_row out_head gain shift normal T h d rows"), ("eps", "f8")])
 
 
 @Kernel
 def normed(item, worker, arguments):
-    """A chunk of rows, head by head."""
+    """Normalise a chunk of rows, head by head."""
     c = record(arguments, NORMED)
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
         for head in range(c.h):
@@ -31,8 +30,8 @@ def normed(item, worker, arguments):
 
 def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = None, shift: np.ndarray | None = None,
                     eps: float | None = None, norm: str = "layer") -> np.ndarray:
-    """out (T, h, d), which may be x: each head of x normalised by itself where there is an eps (see
-    formats.core.epilogue), times gain, plus shift, each (d,). ValueError for what does not fit."""
+    """out (T, h, d), which may be x: each head of x normalised by itself if there is an eps (see
+    formats.core.epilogue), times gain, plus shift, each (d,). ValueError for arrays that do not fit."""
     if x.ndim != 3 or out.shape != x.shape:
         raise ValueError(f"norm: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
     if norm not in NORMS: raise ValueError(f"norm: {norm!r} is none of {', '.join(NORMS)}")
@@ -49,7 +48,7 @@ def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = No
     source, target = heads_of("x", x, T, h), heads_of("out", out, T, h)
     if not out.size: return out
     normal = 0 if eps is None else 1 if norm == "layer" else 2
-    each = max(1, -(-T // (4 * (workers := threads()))))
-    values = *source, *target, address(rows.get("gain")), address(rows.get("shift")), normal, T, h, d, each, eps or 0.0
-    launch(workers, (normed, make_record([values], NORMED), -(-T // each)))
+    chunk = max(1, -(-T // (4 * (workers := threads()))))
+    values = *source, *target, address(rows.get("gain")), address(rows.get("shift")), normal, T, h, d, chunk, eps or 0.0
+    launch(workers, (normed, make_record([values], NORMED), -(-T // chunk)))
     return out

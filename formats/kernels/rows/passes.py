@@ -1,4 +1,4 @@
-"""One pass over rows: the epilogue alone, a factor, gathered rows and their sum."""
+"""Passes over rows: the epilogue alone, a factor, gathered rows and their sum."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +14,7 @@ from formats.kernels.rows.gathering import SOURCE, SOURCE_BYTES, Columns, add_co
 
 __all__ = ["embed", "gather", "pointwise", "scale"]
 
-# out (T, p) from rows of x, or from rows of tables that ids name; fields: see SOURCE
+# out (T, p) from rows of x, or from rows of tables selected by ids; fields: see SOURCE
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
 f4 = np.float32
 Table = np.ndarray | Columns
@@ -22,7 +22,7 @@ Table = np.ndarray | Columns
 
 @Kernel
 def rowwise(item, worker, arguments):
-    """factor x, then the epilogue."""
+    """Compute factor x, then the epilogue."""
     c = record(arguments, PASS)
     low, high = item * c.rows, min((item + 1) * c.rows, c.T)
     factor = f4(c.factor)
@@ -35,7 +35,7 @@ def rowwise(item, worker, arguments):
 
 @Kernel
 def gathered(item, worker, arguments):
-    """The sum over fields of table[ids], then the epilogue."""
+    """Compute the sum over fields of table[ids], then the epilogue."""
     c = record(arguments, PASS)
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
         y = floats(c.out + 4 * row * c.step, c.p)
@@ -62,15 +62,15 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Ep
 
 
 def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
-    """The epilogue applied to x (T, p) in one pass; out may be x."""
+    """Apply the epilogue to x (T, p) in one pass; out may be x."""
     if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     check_pass(x, out)
     return run_pass(rowwise, x, out, epilogue)
 
 
 def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
-    """out = factor x, which out may be: matrices with contiguous rows, or contiguous arrays of any number of axes,
-    which are cut into rows. factor: 0, or a normal float32."""
+    """out = factor x; out may be x. Matrices with contiguous rows, or contiguous arrays of any number of axes, which
+    are split into rows. factor: 0, or a normal float32."""
     if factor and not TINY <= abs(factor) <= HUGE: raise ValueError(f"scale: the factor {factor} is no normal float32")
     check_pass(x, out)
     source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
@@ -79,7 +79,8 @@ def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
 
 
 def check_pass(x: np.ndarray, out: np.ndarray) -> None:
-    """The door of a pass: x and out are of one shape, and one array or apart. ValueError names what does not fit."""
+    """Check the arguments of a pass: x and out have one shape, and are one array or do not overlap. ValueError names
+    the array that does not fit."""
     readable("x", x, out.shape)
     readable("out", out, out.shape)
     writable("out", out)
@@ -87,7 +88,8 @@ def check_pass(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
-    """A view as rows: the widest rows, at most 4096 numbers, that divide a contiguous array."""
+    """Return a contiguous array as rows of equal width: the widest of 4096 numbers and its fractions that divides its
+    size."""
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: expected a contiguous array, got strides of {array.strides} bytes")
     width = next(w for w in (4096, 1024, 256, 64, 16, 4, 1) if array.size % w == 0)
@@ -95,13 +97,13 @@ def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
-    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are whole numbers
-    below N."""
+    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are integers below
+    N."""
     return embed([(ids, table)], out)
 
 
 def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
-    """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
+    """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError for an id outside."""
     if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     T, p = out.shape
     readable("out", out, (T, p))

@@ -1,4 +1,4 @@
-"""Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head, turned by angles of the row's
+"""Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head are rotated by angles of the row's
 position."""
 import numpy as np
 
@@ -14,15 +14,14 @@ from formats.kernels.simd.arithmetic import get, keep
 
 __all__ = ["rotate"]
 
-# out (T, h, d) from x; cos and sin (number of positions, k), of which row positions[i] is that of row i; with starts,
-# row i is the last
-# token of sequence i, or its first
+# out (T, h, d) from x; cos and sin (positions, k): row positions[i] belongs to row i of x; with starts, row i is the
+# last token of sequence i, or its first
 ROTATED = np.dtype(words("x x_row x_head out out_row out_head positions starts last cos sin T h d k rows"))
 
 
 @njit(forceinline=True, **HELPER)
 def turn_pairs(a, b, cos, sin, to, fellow, lanes):
-    """(a + i b)(cos + i sin) of the vectors at these addresses; both are read before either is written."""
+    """Store (a + i b)(cos + i sin) of the vectors at these addresses; both are read before either is written."""
     x, y, c, s = get(a, lanes), get(b, lanes), get(cos, lanes), get(sin, lanes)
     keep(x * c - y * s, to, lanes)
     keep(x * s + y * c, fellow, lanes)
@@ -30,7 +29,7 @@ def turn_pairs(a, b, cos, sin, to, fellow, lanes):
 
 @Kernel
 def rotated(item, worker, arguments):
-    """A chunk of rows; columns behind the first 2 k stay as they are."""
+    """Rotate a chunk of rows; columns behind the first 2 k stay as they are."""
     c = record(arguments, ROTATED)
     half, full = 4 * c.k, 4 * (c.k // 16 * 16)
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
@@ -53,10 +52,9 @@ def rotated(item, worker, arguments):
 
 def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, out: np.ndarray,
            starts: np.ndarray | Layout | None = None, last: bool = True) -> np.ndarray:
-    """out (T, h, d), which may be x: columns i and k + i of every head of x turned by the angle whose cosine and sine
-    are in column i of the row of cos and sin (N, k) that the row's position names. With starts, x has a row a sequence,
-    which is that of its last token or of its first; positions are those of all tokens. IndexError where a position is
-    outside."""
+    """out (T, h, d), which may be x: columns i and k + i of every head of x are rotated by the angle whose cosine and
+    sine are in column i of cos and sin (N, k), in the row of the position. With starts, x has a row for each sequence,
+    that of its last token or of its first; positions are those of all tokens. IndexError for a position outside."""
     if x.ndim != 3 or out.shape != x.shape:
         raise ValueError(f"rotate: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
     T, h, d = x.shape

@@ -1,5 +1,5 @@
-"""Rows in the order of what they are routed to, and back: each row names a few of many matrices by numbers that are not
-zero, and becomes the sum of what these make of it, times those numbers."""
+"""Rows in the order of the experts that they are routed to, and back. Each row names a few of many matrices by nonzero
+gate numbers; the result is the sum of its products with them, times those numbers."""
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER, Kernel
@@ -11,10 +11,10 @@ from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.maths import ZERO
 from formats.kernels.simd.vectors import zeros
 
-# gate (T, E): each row has `most` numbers that are not zero, at most. which, slots (T, most): the matrices that a row
-# names, then NONE, and the places of its copies; order: the row of each place; starts, fills (E + 1): where places of a
-# matrix begin; tiles: how many there are, then (matrix, first place, end) of each, `rows` places at most; ordered: rows
-# of x in places; parts (places, q): what matrices make of them; chunk: rows of x that an item copies, or sums
+# gate (T, E): each row has at most `most` numbers that are not zero. which, slots (T, most): the matrices that a row
+# names, then NONE, and the places of its copies; order: the row of each place; starts, fills (E + 1): the first place
+# of each matrix; tiles: their number, then (matrix, first place, end) of each, `rows` places at most; ordered: rows of
+# x in places; parts (places, q): their products with the matrices; chunk: rows of x that an item copies, or sums
 ROUTED = np.dtype(words("x along T n gate gate_row E most rows which slots order starts fills tiles ordered parts q "
                         "out step residual across chunk"))
 NONE, TOO_MANY = -1, -2
@@ -22,19 +22,19 @@ TILE_WORDS = 3
 
 
 def count_tiles(places: int, matrices: int, rows: int) -> int:
-    """Tiles of so many rows, at most: each of the matrices that are named has one that is not full."""
+    """Return the largest number of tiles of `rows` rows: each named matrix has one tile that is not full."""
     return places // rows + min(matrices, places)
 
 
 def count_words(T: int, most: int, matrices: int, rows: int) -> list[int]:
-    """Words of which, slots, order, starts, fills, tiles."""
+    """Return the words of which, slots, order, starts, fills, tiles."""
     places = T * most
     return [places, places, places, matrices + 1, matrices, 1 + TILE_WORDS * count_tiles(places, matrices, rows)]
 
 
 @njit(**HELPER)
 def name_matrices(c, row):
-    """Note which matrices a row names. One that names too many is marked, and has no place."""
+    """Record the matrices that a row names. A row that names too many is marked, and has no place."""
     gate, which, found = floats(c.gate + 4 * row * c.gate_row, c.E), longs(c.which + 8 * row * c.most, c.most), 0
     for e in range(c.E):
         if gate[e] != 0:
@@ -46,7 +46,7 @@ def name_matrices(c, row):
 
 @njit(**HELPER)
 def lay_tiles(c, starts):
-    """The tiles of each matrix, in turn."""
+    """Write the tiles of each matrix, in order."""
     count = 0
     for e in range(c.E):
         for low in range(starts[e], starts[e + 1], c.rows):
@@ -58,7 +58,7 @@ def lay_tiles(c, starts):
 
 @Kernel
 def place_rows(item, worker, arguments):
-    """Places, by matrix and then by row, and their tiles."""
+    """Assign places, by matrix and then by row, and write their tiles."""
     c = record(arguments, ROUTED)
     places = c.T * c.most
     starts, fills, which = longs(c.starts, c.E + 1), longs(c.fills, c.E), longs(c.which, places)
@@ -81,7 +81,7 @@ def place_rows(item, worker, arguments):
 
 @Kernel
 def order_rows(item, worker, arguments):
-    """The places of some rows get these rows."""
+    """Copy some rows to their places."""
     c = record(arguments, ROUTED)
     which, slots = longs(c.which, c.T * c.most), longs(c.slots, c.T * c.most)
     for row in range(item * c.chunk, min((item + 1) * c.chunk, c.T)):
@@ -91,7 +91,7 @@ def order_rows(item, worker, arguments):
 
 @njit(forceinline=True, **HELPER)
 def sum_vector(c, row, at, lanes):
-    """16 columns of a row: what its matrices gave in ascending order, and the residual."""
+    """Sum 16 columns of a row: the products with its matrices in ascending order, and the residual."""
     which, slots = longs(c.which + 8 * row * c.most, c.most), longs(c.slots + 8 * row * c.most, c.most)
     gate, total = floats(c.gate + 4 * row * c.gate_row, c.E), zeros(1, 1)
     for i in range(c.most):
@@ -104,7 +104,7 @@ def sum_vector(c, row, at, lanes):
 
 @Kernel
 def sum_parts(item, worker, arguments):
-    """Some rows of the result; of a row that names too many matrices no number."""
+    """Compute some rows of the result; a row that names too many matrices becomes NaN."""
     c = record(arguments, ROUTED)
     full = c.q // 16 * 16
     for row in range(item * c.chunk, min((item + 1) * c.chunk, c.T)):

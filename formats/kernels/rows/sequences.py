@@ -1,5 +1,5 @@
-"""Rows of sequences, and rows that a sparse relation joins, made one: sums in float64 for sequences, as there are few
-of them. And attention of one query a sequence."""
+"""Reductions of the rows of sequences, and of rows that a sparse relation joins. Sums are float64 for sequences, as
+there are few of them. Also attention of one query for each sequence."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, readable, separate, writable
@@ -28,7 +28,7 @@ from formats.kernels.simd.maths import exponentials, largest
 __all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
 
 FIRST, LAST, SUM, MEAN, MAX, BY_ROOT, BY_PLACE = range(len(HOW))
-# out (S, p) from x (T, p), of sequences that begin at starts, `each` for an item; unit: to length one
+# out (S, p) from x (T, p), for sequences that begin at starts, `each` for an item; unit: 1 scales to length one
 POOLED = np.dtype([*words("x along out step starts S p how unit each room apart"), ("least", "f8")])
 # out (R, p): row i joins the rows at[starts[i]:starts[i + 1]] of x, times numbers
 LINKED = np.dtype(words("x along out step starts at numbers R p how each"))
@@ -41,7 +41,7 @@ f4 = np.float32
 
 @njit(**HELPER)
 def gather_sum(c, total, low, high):
-    """Rows low to high into total, each times its weight."""
+    """Sum rows low to high into total, each times its weight."""
     for j in range(c.p): total[j] = 0
     for row in range(low, high):
         x, weight = floats(c.x + 4 * row * c.along, c.p), np.float64(row - low + 1 if c.how == BY_PLACE else 1)
@@ -54,7 +54,7 @@ def gather_sum(c, total, low, high):
 
 @njit(**HELPER)
 def gather_largest(c, total, low, high):
-    """The largest number of each column."""
+    """Write the largest number of each column into total."""
     for row in range(low, high):
         x = floats(c.x + 4 * row * c.along, c.p)
         for j in range(c.p): total[j] = np.float64(x[j]) if row == low or not x[j] <= total[j] else total[j]
@@ -62,7 +62,8 @@ def gather_largest(c, total, low, high):
 
 @Kernel
 def pooled(item, worker, arguments):
-    """Some sequences, each row one where no starts are given; those without rows are left alone."""
+    """Pool some sequences, or single rows if no starts are given; outputs of sequences without rows are left
+    unchanged."""
     c = record(arguments, POOLED)
     total = doubles(c.room + worker * c.apart, c.p)
     for s in range(item * c.each, min((item + 1) * c.each, c.S)):
@@ -86,7 +87,7 @@ def pooled(item, worker, arguments):
 
 @Kernel
 def linked(item, worker, arguments):
-    """Some rows of a relation; one without entries is 0, and -inf of the largest."""
+    """Reduce some rows of a relation; a row without entries is 0, and -inf for the maximum."""
     c = record(arguments, LINKED)
     for i in range(item * c.each, min((item + 1) * c.each, c.R)):
         bounds, y = longs(c.starts + 8 * i, 2), floats(c.out + 4 * i * c.step, c.p)
@@ -106,7 +107,7 @@ def linked(item, worker, arguments):
 
 @Kernel
 def handed(item, worker, arguments):
-    """Rows of the sequences that there are, to where they belong; a sequence without rows is none."""
+    """Copy rows of the sequences that have rows to their places; other rows are left unchanged."""
     c = record(arguments, POOLED)
     for s in range(item * c.each, min((item + 1) * c.each, c.S)):
         bounds = longs(c.starts + 8 * s, 2)
@@ -115,7 +116,7 @@ def handed(item, worker, arguments):
 
 @Kernel
 def attended_once(item, worker, arguments):
-    """One head of one sequence's query."""
+    """Attend with one head of one sequence's query."""
     c = record(arguments, ONCE)
     s, head = item // c.h, item % c.h
     bounds = longs(c.starts + 8 * s, 2)
@@ -143,44 +144,45 @@ def attended_once(item, worker, arguments):
 
 def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray, how: str,
               unit: float | None = None) -> np.ndarray:
-    """out (S, p): the rows of x (T, p) of each sequence as one, see HOW, and of length one with `unit`, which is added
-    to the square of the length. Without starts each row is a sequence. ValueError for what does not fit."""
+    """out (S, p): the rows of x (T, p) of each sequence reduced to one, see HOW; with `unit` scaled to length one,
+    where `unit` is added to the square of the length. Without starts each row is a sequence. ValueError for arrays that
+    do not fit."""
     if how not in HOW: raise ValueError(f"pool: {how!r} is none of {', '.join(HOW)}")
     p, S = door(x, out), len(out)
     batch = None if starts is None else sequences(starts)
     T, most = (S, S) if batch is None else (int(batch.starts[-1]), len(batch.starts) - 1)
-    short = S < most and not isinstance(starts, Layout)     # a recording has room for more than there are
+    short = S < most and not isinstance(starts, Layout)     # a recording has room for more sequences
     if x.shape[0] != T or S > most or short:
         raise ValueError(f"pool: {most} sequences of {T} rows, x {x.shape}, out {out.shape}")
-    each, workers = max(1, -(-S // (4 * threads()))), threads()
+    chunk, workers = max(1, -(-S // (4 * threads()))), threads()
     with POOL.lock:
         room = ROOM.reserve(8 * p, workers)
         values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how),
-                  unit is not None, each, *room, unit or 0.0)
-        launch(workers, (pooled, make_record([values], POOLED), -(-S // each)))
+                  unit is not None, chunk, *room, unit or 0.0)
+        launch(workers, (pooled, make_record([values], POOLED), -(-S // chunk)))
     return out
 
 
 def hand_rows(x: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray) -> np.ndarray:
-    """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for
-    what does not fit."""
+    """out (S, p): the rows of x (S, p), except those of sequences without rows, which are left unchanged. ValueError
+    for arrays that do not fit."""
     p, S = door(x, out), len(out)
     batch = sequences(starts)
     if len(x) != S or len(batch.starts) <= S:
         raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
-    each, workers = max(1, -(-S // (4 * threads()))), threads()
-    values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, each, 0, 0, 0.0
-    launch(workers, (handed, make_record([values], POOLED), -(-S // each)))
+    chunk, workers = max(1, -(-S // (4 * threads()))), threads()
+    values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, chunk, 0, 0, 0.0
+    launch(workers, (handed, make_record([values], POOLED), -(-S // chunk)))
     return out
 
 
 def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray, out: np.ndarray,
               how: str) -> np.ndarray:
     """out (R, p): row i is the sum, mean or max of the rows at[starts[i]:starts[i + 1]] of x, times weights. ValueError
-    for what does not fit, IndexError for a row that x has not."""
+    for arrays that do not fit, IndexError for a row outside x."""
     if how not in ("sum", "mean", "max"): raise ValueError(f"link: {how!r} is none of sum, mean, max")
     p = door(x, out)
-    if any(each.dtype.kind not in "iu" for each in (starts, at)) or at.ndim != 1 or weights.ndim != 1:
+    if any(array.dtype.kind not in "iu" for array in (starts, at)) or at.ndim != 1 or weights.ndim != 1:
         raise ValueError(f"link: starts and at are whole numbers, not {starts.dtype} and {at.dtype}; at {at.shape} and "
                          f"weights {weights.shape} have one axis")
     separate(out, starts=starts, at=at, weights=weights)
@@ -192,19 +194,19 @@ def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.nda
                          f"{len(out)} rows")
     if len(at) and not 0 <= (low := at.min()) <= (high := at.max()) < len(x):
         raise IndexError(f"at: {low if low < 0 else high} is outside 0 to {len(x) - 1}, the rows of x")
-    each, workers = max(1, -(-len(out) // (8 * threads()))), threads()
+    chunk, workers = max(1, -(-len(out) // (8 * threads()))), threads()
     values = address(x), step(
-        x), address(out), step(out), address(starts), address(at), address(weights), len(out), p, HOW.index(how), each
-    launch(workers, (linked, make_record([values], LINKED), -(-len(out) // each)))
+        x), address(out), step(out), address(starts), address(at), address(weights), len(out), p, HOW.index(how), chunk
+    launch(workers, (linked, make_record([values], LINKED), -(-len(out) // chunk)))
     return out
 
 
 def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
                 scale: float = 1.0, last: bool = True, reach: Reach = EVERY,
                 bias: np.ndarray | None = None) -> np.ndarray:
-    """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of
-    its keys and values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group. A bias
-    is a table by distance (mixing/biased.py)."""
+    """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to the keys
+    and values, k and v (T, heads, ..), that it sees. If q, k or v has fewer heads, each serves a group. A bias is a
+    table by distance (attentions/biased.py)."""
     check_heads(out, q=q, k=k, v=v)
     batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
@@ -219,14 +221,15 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     table, workers = table_of(bias, heads), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
-        values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2],
+        values = (*(number for place in places for number in place), address(batch.starts), S, heads, q.shape[2],
                   v.shape[2], last, *clipped(reach), *serves, *room, *table, 0, check_scale(scale))
         launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out
 
 
 def door(x: np.ndarray, out: np.ndarray) -> int:
-    """The columns of both. ValueError where they are no float32 rows of as many columns, apart from each other."""
+    """Return the columns of both. ValueError unless they are float32 rows of equally many columns that do not
+    overlap."""
     if x.ndim != 2 or out.ndim != 2 or x.shape[1] != out.shape[1]:
         raise ValueError(f"x {x.shape} and out {out.shape} must have the same columns")
     readable("x", x, x.shape)

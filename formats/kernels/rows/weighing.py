@@ -1,4 +1,4 @@
-"""Heads of a row as one: each times a number of its own, summed."""
+"""Weighted sum of the heads of each row."""
 import numpy as np
 
 from formats.core.arrays import readable, separate, writable
@@ -12,13 +12,13 @@ from formats.kernels.simd.arithmetic import get, keep
 
 __all__ = ["blend_heads"]
 
-# out (T, p) from x (T, h, p) and by (T, h), + residual, 0 where there is none; rows: of an item
+# out (T, p) from x (T, h, p) and by (T, h), + residual, 0 if there is none; rows: rows of an item
 WEIGHED = np.dtype(words("x x_row x_head by by_row out step residual across T h p rows"))
 
 
 @njit(forceinline=True, **HELPER)
 def weigh_vector(c, row, at, lanes):
-    """16 columns of a row, head by head, then the residual."""
+    """Sum 16 columns of a row, head by head, then the residual."""
     x, by = c.x + 4 * (row * c.x_row + at), floats(c.by + 4 * row * c.by_row, c.h)
     total = get(x, lanes) * by[0]
     for head in range(1, c.h): total = total + get(x + 4 * head * c.x_head, lanes) * by[head]
@@ -28,7 +28,7 @@ def weigh_vector(c, row, at, lanes):
 
 @Kernel
 def weighed_rows(item, worker, arguments):
-    """A chunk of rows."""
+    """Sum the heads of a chunk of rows."""
     c = record(arguments, WEIGHED)
     full = c.p // 16 * 16
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):

@@ -1,7 +1,7 @@
 """Tiles of matrix registers (Intel AMX): 32 rows by 32 columns of sums from narrow numbers in words of 32 bits.
 
-A tile of W is 16 words of depth by 16 columns, so the panels of formats/core/layout.py serve these instructions as they
-lie."""
+A tile of W is 16 words of depth by 16 columns, so these instructions read the panels of formats/core/layout.py as they
+are stored."""
 import ctypes
 import sys
 
@@ -16,7 +16,7 @@ ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, SYS_ARCH_PRCTL = 0x1023, 18, 158
 
 
 def permitted() -> bool:
-    """Whether this process may use matrix registers: Linux wants to be asked once."""
+    """True if this process may use matrix registers. Linux requires one request by each process."""
     if not ("+amx-int8" in FEATURES and "+amx-bf16" in FEATURES and sys.platform == "linux"): return False
     return ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
 
@@ -26,7 +26,7 @@ MATRIX = permitted()
 
 @intrinsic
 def load_shapes(typing, address):
-    """Take the shapes of the registers from 64 bytes at an address; their contents become zeros."""
+    """Set the shapes of the registers from 64 bytes at an address; their contents become zeros."""
     def code(context, builder, signature, values):
         builder.call(llvm_function(builder, "llvm.x86.ldtilecfg", VOID, ADDRESS),
                      [builder.inttoptr(values[0], ADDRESS)])
@@ -36,7 +36,7 @@ def load_shapes(typing, address):
 
 @intrinsic
 def release_registers(typing):
-    """Leave the registers empty: what they hold would be saved with the thread, and keep the core awake."""
+    """Clear the registers: their contents would be saved with the thread, and keep the core awake."""
     def code(context, builder, signature, values):
         builder.call(llvm_function(builder, "llvm.x86.tilerelease", VOID), [])
         return context.get_dummy_value()
@@ -45,20 +45,20 @@ def release_registers(typing):
 
 @njit(**HELPER)
 def shape_registers(at):
-    """All registers have 16 rows of 64 bytes; the 64 bytes at `at` are written. So x and sums have room for whole
+    """Give all registers 16 rows of 64 bytes; the 64 bytes at `at` are overwritten. So x and sums need room for whole
     registers."""
     shapes = bytes_at(at, 64)
     for i in range(64): shapes[i] = 0
-    shapes[0] = 1                                            # the one palette there is
+    shapes[0] = 1                                            # the only palette
     for i in range(8): shapes[16 + 2 * i], shapes[48 + i] = 64, 16
     load_shapes(at)
 
 
 def multiply_tiles(dot, rows, across):
-    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x
-    lie along apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so
-    many lines of memory from `ahead` on are asked for at each step."""
-    first = 4                                               # registers of x, then those of W; those of sums come before
+    """Build an intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows
+    of x are along bytes apart, the next 16 rows below, the next steps deeper; rows of W are apart bytes apart, the next
+    16 columns beside. Meanwhile `lines` lines of memory from `ahead` on are prefetched at each step."""
+    first = 4                                               # registers: sums, then from here x, then W
     weights = range(first + rows, 8)
 
     @intrinsic
@@ -108,9 +108,9 @@ def multiply_tiles(dot, rows, across):
 
 
 def registers(dot):
-    """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a
-    multiple of 16. Rows are computed 16 at a time; those of x lie by pieces of 64 bytes, 16 rows of them, then the next
-    ones, along bytes a row in all. `lines` lines of memory from `ahead` on are asked for on the way."""
+    """Build a function: sums at y of up to 32 rows, and columns, a multiple of 16, of words of x against a panel, a
+    multiple of 16. Rows are computed 16 at a time. Rows of x are stored in pieces of 64 bytes, 16 rows of them, then
+    the next pieces, along bytes a row in all. `lines` lines of memory from `ahead` on are prefetched on the way."""
     both, left = (multiply_tiles(dot, 2, across) for across in (2, 1))
     upper, corner = (multiply_tiles(dot, 1, across) for across in (4, 1))
 

@@ -1,6 +1,6 @@
 """+, -, * and the like on vectors, so that a formula is written once, as Python, and computed 16 numbers at a time.
 
-Operands are vectors, Vectors(1, 1), or float32 numbers, which are spread. Used by maths.py."""
+Operands are vectors, Vectors(1, 1), or float32 numbers, which are broadcast. Used by maths.py."""
 import operator
 from collections.abc import Callable
 
@@ -25,14 +25,14 @@ Emit = Callable[..., ir.Value]
 
 
 def emitted(emit: Emit, builder: ir.IRBuilder, kinds: tuple[types.Type, ...], values: list[ir.Value]) -> ir.Value:
-    """What a function of (builder, LLVM vectors) makes of operands of these kinds."""
+    """Apply a function of (builder, LLVM vectors) to operands of these kinds."""
     vectors = [builder.extract_value(value, 0) if kind == VECTOR16 else splat(builder, value)
                for kind, value in zip(kinds, values, strict=True)]
     return closed(builder, [emit(builder, *vectors)])
 
 
 def define(symbol: Callable[..., object], emit: Emit) -> None:
-    """Give an operator a meaning on vectors, and on vectors and numbers."""
+    """Define an operator on vectors, and on vectors and numbers."""
     pairs = [(VECTOR16, VECTOR16), (VECTOR16, NUMBER), (NUMBER, VECTOR16)]
     cases = [signature(VECTOR16, *pair) for pair in pairs]
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
@@ -41,7 +41,7 @@ def define(symbol: Callable[..., object], emit: Emit) -> None:
 
 
 def arithmetic(name: str) -> Emit:
-    """fadd, fsub, fmul, fdiv; a product and a sum may become one operation."""
+    """Return the emitter of fadd, fsub, fmul or fdiv; a product and a sum may become one operation."""
     return lambda builder, x, y: getattr(builder, name)(x, y, flags=("contract",))
 
 
@@ -51,7 +51,7 @@ for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.m
 
 
 def unary(emit: Emit) -> Callable[..., Vectors]:
-    """A function of one vector or number."""
+    """Build a function of one vector or number."""
     @intrinsic
     def apply(typing, x):
         def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
@@ -61,13 +61,13 @@ def unary(emit: Emit) -> Callable[..., Vectors]:
 
 @intrinsic
 def fused(typing, x, y, z):
-    """x y + z, rounded once, and nothing else: what is left over by a rounding can be computed with it."""
+    """Return x y + z, rounded once, and not contracted further: rounding errors can be computed with it."""
     def code(context, builder, signature, values): return emitted(multiply_add, builder, signature.args, values)
     return VECTOR16(x, y, z), code
 
 
 def binary(emit: Emit) -> Callable[..., Vectors]:
-    """A function of two vectors or numbers."""
+    """Build a function of two vectors or numbers."""
     @intrinsic
     def apply(typing, x, y):
         def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
@@ -76,7 +76,7 @@ def binary(emit: Emit) -> Callable[..., Vectors]:
 
 
 def shift_exponent(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """The low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
+    """Return the low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
     return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * LANES)), VECTOR)
 
 
@@ -92,7 +92,7 @@ low_bits_as_power = unary(shift_exponent)
 
 @intrinsic
 def below(typing, x, limit, value, other):
-    """value where x is below a limit, the other elsewhere."""
+    """Return `value` where x is below a limit, `other` elsewhere."""
     def emit(builder, x, limit, value, other): return builder.select(builder.fcmp_ordered("<", x, limit), value, other)
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
     return VECTOR16(x, limit, value, other), code
@@ -100,7 +100,7 @@ def below(typing, x, limit, value, other):
 
 @intrinsic
 def get(typing, address, lanes):
-    """The vector at an address: 16 numbers, or so many where lanes is not None, and zeros."""
+    """Load the vector at an address: 16 numbers, or only `lanes` of them and zeros unless lanes is None."""
     def code(context, builder, signature, values):
         return closed(builder, [load_vector(builder, values[0], 0, None if lanes == types.none else values[1])])
     return VECTOR16(types.int64, lanes), code
@@ -108,7 +108,7 @@ def get(typing, address, lanes):
 
 @intrinsic
 def keep(typing, vector, address, lanes):
-    """Store a vector: 16 numbers, or so many where lanes is not None."""
+    """Store a vector: 16 numbers, or only the first `lanes` of them unless lanes is None."""
     def code(context, builder, signature, values):
         put(builder, builder.extract_value(values[0], 0), values[1], 0, None if lanes == types.none else values[2])
         return context.get_dummy_value()
@@ -117,7 +117,7 @@ def keep(typing, vector, address, lanes):
 
 @intrinsic
 def cut(typing, vector, lanes, other):
-    """The first lanes of a vector, and another number in the rest; all of it where lanes is None."""
+    """Return the first lanes of a vector, and another number in the rest; all of it if lanes is None."""
     def code(context, builder, signature, values):
         if lanes == types.none: return values[0]
         kept = lane_mask(builder, values[1])
@@ -126,7 +126,7 @@ def cut(typing, vector, lanes, other):
 
 
 def folded(emit: Emit) -> Callable[..., float]:
-    """One number from the 16 of a vector: halves are combined four times."""
+    """Build a function that reduces the 16 numbers of a vector to one: halves are combined four times."""
     @intrinsic
     def fold(typing, vector):
         def code(context, builder, signature, values):

@@ -1,8 +1,8 @@
-"""Exponential and what is made of it in float32, 16 numbers at a time, and the passes over a row that use them.
+"""Exponential and functions made of it in float32, 16 numbers at a time, and the passes over a row that use them.
 
-e^x is 2^n (1 + s) with |s| < 0.42: what is rounded last is a sum with s, so roundings do not add up. Coefficients are
-minimax fits. Tests hold the errors stated here, in units in the last place of float32, wherever the result is a normal
-number."""
+e^x is 2^n (1 + s) with |s| < 0.42: the last rounding is that of a sum with s, so roundings do not add up. Coefficients
+are minimax fits. Tests check the errors stated here, in units in the last place of float32, wherever the result is a
+normal number."""
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER
@@ -32,10 +32,10 @@ TINY, ZERO, ONE, TWO, HALF, INFINITY = f4(2 ** -126), f4(0), f4(1), f4(2), f4(0.
 E2, E3, E4, E5, E6 = (f4(c) for c in (4.999999341e-1, 1.666652011e-1, 4.166839419e-2, 8.368780387e-3, 1.381446806e-3))
 # (2^r - 1) / r on |r| <= 1 / 2
 B1, B2, B3, B4, B5 = (f4(c) for c in (6.931470037e-1, 2.402224690e-1, 5.550710857e-2, 9.671293199e-3, 1.326955506e-3))
-MIN_EXPONENT, NO_SHARE = f4(-127), f4(-100)                  # of 2: of what is 0, and where a share becomes 0
+MIN_EXPONENT, NO_SHARE = f4(-127), f4(-100)                  # exponents of 2: of 0, and below which a share is 0
 ROUNDER = f4(1.5 * 2 ** 23 + 127)                            # a sum with it is whole: n + 127 in its low bits
 VANISHING = f4(-88)
-# 1 + e^u is kept times 2^-40, so that u may be as large as makes x / (1 + e^u) vanish
+# 1 + e^u is stored times 2^-40, so that u may be so large that x / (1 + e^u) becomes 0
 SCALE, SCALED_ROUNDER, HIGH, LOW = f4(2 ** -40), f4(1.5 * 2 ** 23 + 127 - 40), f4(110), f4(-50)
 # 2 √(2/π) and 0.044715 times it, in two parts each; beyond FAR, e^-2z is 0 or vast
 LINEAR = 2 * (2 / np.pi) ** 0.5
@@ -54,8 +54,8 @@ R0, R1, R2, R3, R4, R5, R6, R7, R8 = (f4(c) for c in (
 
 @njit(forceinline=True, **HELPER)
 def growth(x, rest, rounded):
-    """(2^n, s): e^(x + rest) = 2^n (1 + s), where rest is small; n + 127 is what the low bits of `rounded` are for n =
-    0."""
+    """Return (2^n, s): e^(x + rest) = 2^n (1 + s), where rest is small. The low bits of `rounded` are the exponent
+    field for n = 0: 127, or less for a scaled 2^n."""
     whole = fused(x, LOG2_E, rounded)
     n = whole - rounded
     r = fused(n, -LN2_HIGH, x) + fused(n, -LN2_LOW, rest)    # the first is exact, the second small: one rounding
@@ -65,15 +65,15 @@ def growth(x, rest, rounded):
 
 @njit(forceinline=True, **HELPER)
 def exp(x):
-    """e^x for x <= 88 within 1 unit; 0 from about -87.7 down."""
+    """Return e^x for x <= 88 within 1 unit; 0 from about -87.7 down."""
     power, s = growth(larger(x, VANISHING), ZERO, ROUNDER)
     return fused(power, s, power)
 
 
 @njit(forceinline=True, **HELPER)
 def nearest_power(x):
-    """(2^n, r): 2^x = 2^n 2^r for x <= 126, n whole, |r| <= 1 / 2; 2^n is 0 where x is below -100: no share of a sum
-    from 1 on, and what is made of it would be denormal, which takes a hundred times as long."""
+    """Return (2^n, r): 2^x = 2^n 2^r for x <= 126, n an integer, |r| <= 1 / 2. 2^n is 0 for x below -100: it is
+    negligible in a sum of 1 or more, and its products would be denormal, which take a hundred times as long."""
     x = below(x, NO_SHARE, MIN_EXPONENT, x)
     whole = x + ROUNDER                                      # the sum rounds x to a whole number, in its low bits
     return low_bits_as_power(whole), x - (whole - ROUNDER)
@@ -81,7 +81,7 @@ def nearest_power(x):
 
 @njit(forceinline=True, **HELPER)
 def exp2(x):
-    """2^x for x <= 126 within 2 units in the last place; 0 below -100."""
+    """Return 2^x for x <= 126 within 2 units in the last place; 0 below -100."""
     power, r = nearest_power(x)
     p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
     return p * power
@@ -89,7 +89,7 @@ def exp2(x):
 
 @njit(forceinline=True, **HELPER)
 def gelu_rough(x):
-    """max(x, 0) - |x| Φ(-|x|) by one polynomial: within 1.7e-4 of gelu, a fifth of its time."""
+    """Return max(x, 0) - |x| Φ(-|x|) by one polynomial: within 1.7e-4 of gelu, a fifth of its time."""
     a = smaller(magnitude(x), BUMP)
     return larger(x, ZERO) - a * ((((((((a * R8 + R7) * a + R6) * a + R5) * a + R4) * a + R3) * a + R2) * a + R1) * a
                                   + R0)
@@ -97,7 +97,7 @@ def gelu_rough(x):
 
 @njit(forceinline=True, **HELPER)
 def gelu_of(x):
-    """x Φ(x) = max(x, 0) - |x| Φ(-|x|) within 2 units (Hendrycks and Gimpel 2016)."""
+    """Return x Φ(x) = max(x, 0) - |x| Φ(-|x|) within 2 units (Hendrycks and Gimpel 2016)."""
     a = smaller(magnitude(x), EDGE)
     high, low = tail(a)
     half = a * (-HALF)
@@ -109,8 +109,8 @@ def gelu_of(x):
 
 @njit(forceinline=True, **HELPER)
 def logistic(x, u, rest):
-    """x / (1 + e^(u + rest)), where x is positive if u is very negative, and so large that it may be 0 if u is
-    large."""
+    """Return x / (1 + e^(u + rest)), where x is positive if u is very negative, and u may be so large that the result
+    is 0."""
     power, s = growth(larger(smaller(u, HIGH), LOW), rest, SCALED_ROUNDER)
     whole = power + SCALE
     part = fused(power, s, SCALE - (whole - power))
@@ -119,19 +119,19 @@ def logistic(x, u, rest):
 
 @njit(forceinline=True, **HELPER)
 def silu_of(x):
-    """x / (1 + e^-x) within 2 units; from about -92 down it is no normal number, from -104 down 0."""
+    """Return x / (1 + e^-x) within 2 units; from about -92 down it is subnormal, from -104 down 0."""
     return logistic(larger(x, -HIGH), negative(x), ZERO)
 
 
 @njit(forceinline=True, **HELPER)
 def sigmoid_of(x):
-    """1 / (1 + e^-x) within 2 units; from about -87 down it is no normal number."""
+    """Return 1 / (1 + e^-x) within 2 units; from about -87 down it is subnormal."""
     return logistic(zeros(1, 1) + ONE, negative(x), ZERO)
 
 
 @njit(forceinline=True, **HELPER)
 def gelu_tanh_of(x):
-    """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two
+    """Return x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two
     parts."""
     a = larger(smaller(x, GELU_RANGE), -GELU_RANGE)
     square = a * a
@@ -144,7 +144,7 @@ def gelu_tanh_of(x):
 
 @njit(forceinline=True, **HELPER)
 def tanh_of(x):
-    """A polynomial below 5/8 (Cephes), above it 1 - 2 / (1 + e^2x); within 2 units."""
+    """Return tanh x within 2 units: a polynomial below 5/8 (Cephes), above it 1 - 2 / (1 + e^2x)."""
     a = smaller(magnitude(x), TANH_LIMIT)
     power, s = growth(a * TWO, ZERO, ROUNDER)
     large = ONE - TWO / fused(power, s, power + ONE)
@@ -155,7 +155,7 @@ def tanh_of(x):
 
 @njit(**HELPER)
 def largest(s, count, scale):
-    """The largest of count numbers at the address s, each scaled."""
+    """Return the largest of count numbers at the address s, each scaled."""
     full, top = count // 16 * 16, zeros(1, 1) - INFINITY
     for at in range(s, s + 4 * full, 64): top = larger(top, get(at, None) * scale)
     if full < count: top = larger(top, cut(get(s + 4 * full, count - full) * scale, count - full, -INFINITY))
@@ -164,7 +164,7 @@ def largest(s, count, scale):
 
 @njit(**HELPER)
 def exponentials(s, count, scale, top):
-    """count numbers s become e^(scale s - top), in place; their sum."""
+    """Replace count numbers s by e^(scale s - top), in place, and return their sum."""
     full, mass = count // 16 * 16, zeros(1, 1)
     for at in range(s, s + 4 * full, 64):
         e = exp(get(at, None) * scale - top)
@@ -179,11 +179,11 @@ def exponentials(s, count, scale, top):
 
 @njit(**HELPER)
 def fade(old, new):
-    """e^(old - new), one number."""
+    """Return e^(old - new), one number."""
     return highest(exp(zeros(1, 1) + (old - new)))
 
 
 @njit(forceinline=True, **HELPER)
 def reciprocal(x):
-    """1 / x, but 0 for 0, where x is not negative."""
+    """Return 1 / x, but 0 for 0, for x that is not negative."""
     return below(x, TINY, ZERO, ONE / larger(x, TINY))

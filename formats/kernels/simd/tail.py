@@ -1,7 +1,7 @@
 """The tail of the normal distribution by a table: Φ(-a) = e^(-a²/2) R(a), and R is smooth.
 
-R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, told apart by the highest bits of a + 1; vectors
-look 16 coefficients up at once."""
+R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, selected by the highest bits of a + 1; vectors
+look up 16 coefficients at once."""
 import math
 from functools import cache
 from itertools import pairwise
@@ -16,18 +16,18 @@ from formats.kernels.simd.vectors import FLOAT, LANE, LANES, VECTOR, closed, llv
 
 DEGREE, ONE = 6, np.float32(1)
 EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0
-SHIFT = 21                                             # of the bits of a float32, those above: sign, exponent, two more
+SHIFT = 21                                             # bits above it in a float32: sign, exponent, two more
 EDGES = [2.0 ** octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
 
 
 def scaled_tail(a: float) -> float:
-    """R(a) in float64."""
+    """Return R(a) in float64."""
     return math.exp(a * a / 2) * math.erfc(a / math.sqrt(2)) / 2
 
 
 def polynomial(low: float, high: float) -> list[float]:
-    """(centre, coefficients) on an interval: R is nearly a float32 at the centre, and met at the zeros of a Chebyshev
-    polynomial."""
+    """Return [centre, *coefficients] on an interval: R is nearly a float32 at the centre, and is interpolated at the
+    zeros of a Chebyshev polynomial."""
     near = (low + high) / 2 + (high - low) * np.arange(-32, 32) / 1024
     centre = min(near.tolist(), key=lambda a: abs(float(np.float32(scaled_tail(a))) / scaled_tail(a) - 1))
     at = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(DEGREE) + 0.5) / DEGREE)
@@ -37,16 +37,16 @@ def polynomial(low: float, high: float) -> list[float]:
 
 @cache
 def fit_tables() -> np.ndarray:
-    """(2 + DEGREE, 16): centres, then coefficients; an interval is where the bits of what it begins with, plus one,
-    say."""
+    """Return (2 + DEGREE, 16): centres, then coefficients. The column of an interval is given by the bits of its lower
+    end plus one."""
     codes = (np.array(EDGES[:-1], np.float32) + ONE).view(np.uint32) >> SHIFT & 15
-    found = np.empty((2 + DEGREE, 16), np.float32)
-    found[:, codes] = np.transpose([polynomial(*interval) for interval in pairwise(EDGES)])
-    return found
+    tables = np.empty((2 + DEGREE, 16), np.float32)
+    tables[:, codes] = np.transpose([polynomial(*interval) for interval in pairwise(EDGES)])
+    return tables
 
 
 def permute(builder, values, codes):
-    """In each lane the one of 16 values that its low 4 bits name."""
+    """Return in each lane the one of 16 values that the lane's low 4 bits select."""
     if "+avx512f" in FEATURES:
         return builder.call(llvm_function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
                             [ir.Constant(VECTOR, values), codes])
@@ -64,13 +64,13 @@ def permute(builder, values, codes):
         return builder.shuffle_vector(*parts, ir.Constant(WHOLE, list(range(LANES))))
     for lane in range(LANES):
         code = builder.and_(builder.extract_element(codes, LANE(lane)), LANE(15))
-        found = builder.extract_element(ir.Constant(VECTOR, values), code)
-        nothing = builder.insert_element(nothing, found, LANE(lane))
+        value = builder.extract_element(ir.Constant(VECTOR, values), code)
+        nothing = builder.insert_element(nothing, value, LANE(lane))
     return nothing
 
 
 def make_lookup(row):
-    """An intrinsic: of 16 values, which are a row of the tables, those for a vector of a + 1."""
+    """Build an intrinsic that selects, for a vector of a + 1, from the 16 values of a row of the tables."""
     @intrinsic
     def look_up(typing, sums):
         def code(context, builder, signature, given):
@@ -86,7 +86,7 @@ centre, r0, r1, r2, r3, r4, r5, r6 = map(make_lookup, range(2 + DEGREE))
 
 @njit(forceinline=True, **HELPER)
 def tail(a):
-    """R(a) for a from 0 to EDGE, as a sum of two vectors."""
+    """Return R(a) for a from 0 to EDGE, as a sum of two vectors."""
     s = a + ONE
     h = a - centre(s)
     y = fused(fused(fused(fused(fused(r6(s), h, r5(s)), h, r4(s)), h, r3(s)), h, r2(s)), h, r1(s))

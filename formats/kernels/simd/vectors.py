@@ -1,7 +1,7 @@
-"""Vectors of 16 float32 as numba values: kernels keep their sums in registers and say so in plain Python.
+"""Vectors of 16 float32 as numba values: kernels keep their sums in registers, in plain Python.
 
-A value of type Vectors(rows, across) is a tile of sums: rows of so many vectors. Where registers are narrower, LLVM
-uses several."""
+A value of type Vectors(rows, across) is a tile of sums: rows by across vectors. Where registers are narrower, LLVM uses
+several for each vector."""
 from collections.abc import Sequence
 
 from formats.kernels.engine.native import (
@@ -22,12 +22,12 @@ from formats.kernels.engine.native import (
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 LANES, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
-AHEAD = 4096                                              # bytes that a stream of numbers is asked for ahead of its use
+AHEAD = 4096                                              # bytes that a stream of numbers is prefetched ahead
 LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), LANES)
 
 
 class Vectors(types.Type):
-    """rows by across vectors of 16 float32."""
+    """The type of rows by across vectors of 16 float32."""
 
     def __init__(self, rows: int, across: int) -> None:
         self.rows, self.across, self.count = rows, across, rows * across
@@ -41,12 +41,12 @@ class VectorsModel(models.PrimitiveModel):
 
 
 def pointer_at(builder: ir.IRBuilder, address: ir.Value, offset: int, kind: ir.Type) -> ir.Value:
-    """A pointer to this kind of number, so many bytes after an address."""
+    """Return a pointer to this kind of number, `offset` bytes after an address."""
     return builder.inttoptr(builder.add(address, address.type(offset)), kind.as_pointer())
 
 
 def lane_mask(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
-    """The first so many lanes (int64)."""
+    """Return the mask of the first `lanes` lanes (int64)."""
     several = ir.VectorType(LANE, LANES)
     first = builder.insert_element(ir.Constant(several, ir.Undefined), builder.trunc(lanes, LANE), LANE(0))
     limit = builder.shuffle_vector(first, ir.Constant(several, ir.Undefined), ir.Constant(several, [0] * LANES))
@@ -54,7 +54,8 @@ def lane_mask(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
 
 
 def load_vector(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, lanes: ir.Value | None = None) -> ir.Value:
-    """The vector at an address that need not be aligned; with lanes, only so many are read and the rest are 0."""
+    """Load the vector at an address that need not be aligned; with lanes, only the first `lanes` numbers are read and
+    the rest are 0."""
     at = pointer_at(builder, address, offset, VECTOR)
     if lanes is not None:
         masked = llvm_function(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, at.type, LANE, MASK, VECTOR)
@@ -66,7 +67,7 @@ def load_vector(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, lanes
 
 def put(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, offset: int = 0,
         lanes: ir.Value | None = None) -> None:
-    """Store a vector at an address that need not be aligned; with lanes, only so many of it."""
+    """Store a vector at an address that need not be aligned; with lanes, only its first `lanes` numbers."""
     at = pointer_at(builder, address, offset, VECTOR)
     if lanes is None:
         builder.store(value, at).align = 4
@@ -76,24 +77,24 @@ def put(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, offset: int =
 
 
 def llvm_function(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Type) -> ir.Value:
-    """One of LLVM's own functions."""
+    """Return one of LLVM's own functions."""
     return get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
 def splat(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
-    """A vector of 16 times the same number."""
+    """Return a vector of 16 copies of a number."""
     nothing = ir.Constant(VECTOR, ir.Undefined)
     first = builder.insert_element(nothing, number, LANE(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES))
 
 
 def multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-    """x y + z, rounded once."""
+    """Return x y + z, rounded once."""
     return builder.call(llvm_function(builder, f"llvm.fma.v{LANES}f32", VECTOR, VECTOR, VECTOR, VECTOR), [x, y, z])
 
 
 def closed(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
-    """A tile from its vectors."""
+    """Return a tile from its vectors."""
     value = ir.Constant(ir.ArrayType(VECTOR, len(parts)), ir.Undefined)
     for i, part in enumerate(parts): value = builder.insert_value(value, part, i)
     return value
@@ -101,7 +102,7 @@ def closed(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
 
 @intrinsic(prefer_literal=True)
 def zeros(typing: Typing, rows: types.IntegerLiteral, across: types.IntegerLiteral) -> Intrinsic:
-    """A tile of zeros; both sizes are literals."""
+    """Return a tile of zeros; both sizes are literals."""
     kind = Vectors(rows.literal_value, across.literal_value)
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return ir.Constant(ir.ArrayType(VECTOR, kind.count), None)
@@ -111,7 +112,8 @@ def zeros(typing: Typing, rows: types.IntegerLiteral, across: types.IntegerLiter
 @intrinsic
 def add_outer(typing: Typing, sums: Vectors, factors: types.Type, apart: types.Type, x: types.Type,
               lanes: types.Type) -> Intrinsic:
-    """sums + (one number for each row, apart bytes from each other) times (the vectors at x, the last cut to lanes)."""
+    """Return sums + (one number for each row, apart bytes from each other) times (the vectors at x, the last cut to
+    lanes)."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         tile, factors, apart, x, cut = values
         vectors = [load_vector(builder, x, 64 * v, cut_at(sums, v, lanes, cut)) for v in range(sums.across)]
@@ -126,13 +128,14 @@ def add_outer(typing: Typing, sums: Vectors, factors: types.Type, apart: types.T
 
 
 def cut_at(sums: Vectors, v: int, lanes: types.Type, value: ir.Value) -> ir.Value | None:
-    """The lanes of vector v of a row: None (all of them) but for the last one, if the type of lanes is not None."""
+    """Return the lanes of vector v of a row: None (all of them) except for the last one, if the type of lanes is not
+    None."""
     return None if lanes == types.none or v < sums.across - 1 else value
 
 
 @intrinsic
 def plus(typing: Typing, a: Vectors, b: Vectors) -> Intrinsic:
-    """The sum of two tiles."""
+    """Return the sum of two tiles."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         pairs = [[builder.extract_value(value, i) for value in values] for i in range(a.count)]
         return closed(builder, [builder.fadd(x, y) for x, y in pairs])
@@ -141,7 +144,7 @@ def plus(typing: Typing, a: Vectors, b: Vectors) -> Intrinsic:
 
 @intrinsic
 def times_rows(typing: Typing, sums: Vectors, factors: types.Type) -> Intrinsic:
-    """Each row of a tile times a number of its own; the numbers lie side by side at an address."""
+    """Multiply each row of a tile by a number of its own; the numbers are contiguous at an address."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         tile, factors = values
         numbers = [splat(builder, builder.load(pointer_at(builder, factors, 4 * r, FLOAT))) for r in range(sums.rows)]
@@ -164,7 +167,8 @@ def store_tile(typing: Typing, sums: Vectors, y: types.Type, apart: types.Type, 
 
 @intrinsic
 def fetch(typing: Typing, sums: Vectors, y: types.Type, apart: types.Type, lanes: types.Type) -> Intrinsic:
-    """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
+    """Load a tile of the size of `sums` from y, its rows apart bytes from each other, the last vector of a row cut to
+    lanes."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         _, y, apart, cut = values
         rows = [builder.add(y, builder.mul(apart, apart.type(r))) for r in range(sums.rows)]
@@ -175,7 +179,7 @@ def fetch(typing: Typing, sums: Vectors, y: types.Type, apart: types.Type, lanes
 
 @intrinsic
 def span(typing: Typing, sums: Vectors) -> Intrinsic:
-    """Columns of a tile."""
+    """Return the columns of a tile."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return ir.IntType(64)(LANES * sums.across)
     return types.int64(sums), code
@@ -183,14 +187,14 @@ def span(typing: Typing, sums: Vectors) -> Intrinsic:
 
 @intrinsic
 def count_vectors(typing: Typing, sums: Vectors) -> Intrinsic:
-    """Vectors of a tile."""
+    """Return the number of vectors of a tile."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         return ir.IntType(64)(sums.count)
     return types.int64(sums), code
 
 
 def turned(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
-    """The 16 columns of 16 vectors: four stages of exchanges."""
+    """Return the 16 columns of 16 vectors: four stages of exchanges."""
     rows = list(rows)
     def mixed(p: ir.Value, q: ir.Value, lanes: list[int]) -> ir.Value:
         return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, LANES), lanes))
@@ -203,7 +207,7 @@ def turned(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def ask_line(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask for the cache line of an address, which need not be anybody's."""
+    """Prefetch the cache line of an address, which need not be allocated."""
     kind = ir.IntType(8).as_pointer()
     ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
     builder.call(ask, [builder.inttoptr(address, kind), LANE(0), LANE(3), LANE(1)])
@@ -211,7 +215,7 @@ def ask_line(builder: ir.IRBuilder, address: ir.Value) -> None:
 
 @intrinsic
 def prefetch(typing: Typing, sums: Vectors, address: types.Type) -> Intrinsic:
-    """Ask for the cache lines of a row of a tile's vectors at an address, which need not be anybody's."""
+    """Prefetch the cache lines of a row of a tile's vectors at an address, which need not be allocated."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         kind = ir.IntType(8).as_pointer()
         ask = llvm_function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
@@ -223,7 +227,7 @@ def prefetch(typing: Typing, sums: Vectors, address: types.Type) -> Intrinsic:
 
 @intrinsic
 def ask(typing: Typing, sums: Vectors, base: types.Type, offset: types.Type) -> Intrinsic:
-    """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where
+    """Run `prefetch` of base + offset, into the second cache: the first has few places for pending lines. No effect if
     base is None."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         if base == types.none: return context.get_dummy_value()
@@ -251,15 +255,16 @@ def turn(typing: Typing, x: types.Type, across: types.Type, y: types.Type, along
 @intrinsic
 def turn_edge(typing: Typing, x: types.Type, across: types.Type, rows: types.Type, columns: types.Type, y: types.Type,
               along: types.Type, lines: types.Type, lanes: types.Type) -> Intrinsic:
-    """turn, where only rows by columns of x are read, zeros for other columns, and only lines by lanes of y written."""
+    """Run `turn` where only rows by columns of x are read, with zeros for other columns, and only lines by lanes of y
+    written."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         x, across, rows, columns, y, along, lines, lanes = values
         def line(start: ir.Value, apart: ir.Value, i: int, count: ir.Value) -> ir.Value:
-            last = builder.sub(count, count.type(1))         # a line beyond the last is the last
+            last = builder.sub(count, count.type(1))         # lines beyond the last repeat the last
             at = builder.select(builder.icmp_signed("<", count.type(i), count), count.type(i), last)
             return builder.add(start, builder.mul(apart, at))
         found = [load_vector(builder, line(x, across, i, rows), 0, columns) for i in range(LANES)]
-        for i, row in reversed([*enumerate(turned(builder, found))]):        # so that the last is written last
+        for i, row in reversed([*enumerate(turned(builder, found))]):        # the true last line is written last
             put(builder, row, line(y, along, i, lines), 0, lanes)
         return context.get_dummy_value()
     return types.void(*[types.int64] * 8), code

@@ -1,20 +1,21 @@
-"""Products of narrow numbers, a word of 32 bits at a time: two bfloat16 or four bytes of x against those of W.
+"""Products of narrow numbers, a word of 32 bits at a time: two bfloat16 or four bytes of x times those of W.
 
-Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their bits. What the processor has decides how:
-its own instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
+Sums are tiles of vectors as in vectors.py; integers are stored in them as their bits. The code depends on the
+processor: its own instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to numbers that it can
+multiply."""
 from collections.abc import Callable
 
 from formats.kernels.engine.native import FEATURES, Context, Intrinsic, Signature, Typing, Values, intrinsic, ir, types
 from formats.kernels.simd.vectors import LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at
 
-PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way
+PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # with AMX, pairs are the slower way
 FOURS = "+avx512vnni" in FEATURES
 WORDS = ir.VectorType(LANE, LANES)
 BYTE, SHORT = ir.IntType(8), ir.IntType(16)
 
 
 class BFloat(ir.Type):                                       # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat, for which llvmlite has no name."""
     intrinsic_name = "bf16"
     def __str__(self) -> str: return "bfloat"
     def __eq__(self, other: object) -> bool: return isinstance(other, BFloat)
@@ -22,7 +23,7 @@ class BFloat(ir.Type):                                       # type: ignore[misc
 
 
 def everywhere(builder: ir.IRBuilder, word: ir.Value) -> ir.Value:
-    """A vector of 16 times the same word."""
+    """Return a vector of 16 copies of a word."""
     nothing = ir.Constant(WORDS, ir.Undefined)
     first = builder.insert_element(nothing, word, LANE(0))
     return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
@@ -32,7 +33,7 @@ def words_of(number: int) -> ir.Value: return ir.Constant(WORDS, [number] * LANE
 
 
 def add_pairs(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-    """total + x0 w0 + x1 w1 for pairs of bfloat16 in words."""
+    """Return total + x0 w0 + x1 w1 for pairs of bfloat16 in words."""
     if PAIRS:
         kind = ir.VectorType(BFloat(), 2 * LANES)
         dot = llvm_function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, VECTOR, kind, kind)
@@ -45,7 +46,7 @@ def add_pairs(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) 
 
 
 def add_fours(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
-    """total + x0 w0 + ... + x3 w3 for four bytes in words: those of x have a sign, those of w none."""
+    """Return total + x0 w0 + ... + x3 w3 for four bytes in words: signed bytes of x, unsigned bytes of w."""
     whole = builder.bitcast(total, WORDS)
     if FOURS:
         kind = ir.VectorType(BYTE, 4 * LANES)
@@ -72,7 +73,7 @@ def store_words(builder: ir.IRBuilder, words: ir.Value, address: ir.Value, kind:
 
 @intrinsic
 def as_numbers(typing: Typing, vector: types.Type, less: types.Type) -> Intrinsic:
-    """The whole numbers whose bits a vector holds, less one, as float32."""
+    """Return the integers whose bits a vector holds, minus `less`, as float32."""
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         words = builder.bitcast(builder.extract_value(values[0], 0), WORDS)
         number = builder.sitofp(builder.sub(words, everywhere(builder, values[1])), VECTOR)
@@ -81,6 +82,6 @@ def as_numbers(typing: Typing, vector: types.Type, less: types.Type) -> Intrinsi
 
 
 def nibbles(builder: ir.IRBuilder, vector: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The low and the high halves of bytes, each as bytes."""
+    """Return the low and the high halves of bytes, each as bytes."""
     mask = words_of(0x0F0F0F0F)
     return builder.and_(vector, mask), builder.and_(builder.lshr(vector, words_of(4)), mask)

@@ -1,6 +1,6 @@
-"""A stored form is a structure times a number type. A structure is a format in float32: which numbers of W it keeps,
-and where they lie; a number type is what such numbers become. A pair declares what is its own: the arrays, their order,
-the kernel.
+"""A stored form is a structure times a number type. A structure is a format in float32: the numbers of W that it keeps,
+and their places; a number type is the encoding of these numbers. A pair declares the parts of its own: the arrays,
+their order, the kernel.
 
     class BlockInt8(Bytes, Format, structure=Block, tile=(64, 16)):
         "Nonzero tiles of bytes."

@@ -1,6 +1,6 @@
-"""Bytes of balanced and mixed inputs: what is large in x for few inputs is taken to W (Xiao et al. 2022, SmoothQuant,
-arXiv:2211.10438, equation 4), and what is left of it is spread over its neighbours by an orthogonal matrix (Ashkboos et
-al. 2024, QuaRot, arXiv:2404.00456)."""
+"""Bytes of balanced and mixed inputs: inputs that are large in x are scaled down, and their rows of W up (Xiao et al.
+2022, SmoothQuant, arXiv:2211.10438, equation 4); remaining large values are spread over their neighbours by an
+orthogonal matrix (Ashkboos et al. 2024, QuaRot, arXiv:2404.00456)."""
 from types import MappingProxyType
 from typing import Self
 
@@ -14,7 +14,7 @@ from formats.storage.format import Format
 from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, check_size, row_rounding, unsound
 from formats.storage.packed import Packed
 
-LARGEST = 2.0 ** 20                                          # of what balances an input, and one over the smallest
+LARGEST = 2.0 ** 20                                          # the largest factor; the least is its inverse
 
 
 class BalancedInt8(Format):
@@ -22,8 +22,8 @@ class BalancedInt8(Format):
 
     (x * factor) H is rounded row by row on the way. A row of x has one scale, so numbers that are far larger than the
     others leave them few steps. Where an input is large in every row, its factor helps: the root of W's norm over x's,
-    in which both have one norm; without norms of x all are equal. Where it is in some rows, H does, a Hadamard matrix
-    (sums and differences) of 16 inputs that lie 16 apart, or of 8 or 4 where no more are left; columns of W gain too.
+    after which both have one norm; without norms of x all are equal. Where it is large in some rows, H helps, a
+    Hadamard matrix (sums and differences) of 16 inputs that are 16 apart, or of 8 or 4 at the end; columns of W gain.
     `group`: as for int8."""
     factor: f4[n]
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
@@ -35,7 +35,7 @@ class BalancedInt8(Format):
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=COLUMN, scale=None):
-        """The nearest whole multiples of scales, in balance. scale: the norms of inputs, (n,)."""
+        """Round to the nearest integer multiples of scales, in balance. scale: the norms of inputs, (n,)."""
         return BalancedInt8.approximate(W, group=group, scale=scale).unpack()
 
     def pack(W, *, group=COLUMN): return stored(W, np.ones(len(W)), group)
@@ -49,12 +49,12 @@ class BalancedInt8(Format):
 
     @classmethod
     def approximate(cls, W, *, group=COLUMN, scale=None) -> Self:
-        """W (n, p) by norms of its inputs (n,): the factors that balance both, then bytes."""
+        """Store W (n, p) by norms of its inputs (n,): the factors that balance both, then bytes."""
         W = as_matrix(W, "balancedint8")
         return cls(W.shape, stored(W, np.ones(len(W)) if scale is None else balancing(W, scale), group), group=group)
 
     def turned(self, x):
-        """x (T, n) in balance and mixed, (T, n filled up), by the kernel's float32 operations, one by one."""
+        """Return x (T, n) balanced and mixed, (T, n filled up), by the kernel's float32 operations, one by one."""
         return np.ascontiguousarray(mixed((np.asarray(x, np.float32) * self.factor).T).T)
 
     def reads(self, x):
@@ -62,7 +62,7 @@ class BalancedInt8(Format):
         return mixed((by_row(self.turned(x)) / orders(n)).T)[:n].T / self.factor
 
     def operands(self, x):
-        """Both in balance, mixed."""
+        """Return both operands balanced and mixed."""
         return by_row(self.turned(x)), unpacked(self.shape, self.w, self.scale, **self.remembered).astype(np.float64)
 
     def bound(self, x, operands=None):
@@ -78,7 +78,7 @@ class BalancedInt8(Format):
 
     @classmethod
     def rounding(cls, spectrum, *, group=COLUMN):
-        """What is mixed has the mean square of its inputs, were they independent."""
+        """Estimate the error: a mixed input has the mean square of its group, if they are independent."""
         turn = balancing(spectrum.weight, np.sqrt(spectrum.squares)).astype(np.float64)
         seen = spectrum.squares * np.square(turn)
         shared = [np.resize(part.mean(0), part.size) for part in mixing_groups(topped_up(seen[:, None]))]
@@ -91,59 +91,60 @@ class BalancedInt8(Format):
 
 
 def balancing(W, scale):
-    """The root of W's norm over x's for each input, float32; within bounds, around 1, where an input is seldom met."""
+    """Return the root of W's norm over x's for each input, float32; within bounds, around 1, also where an input is
+    rare."""
     some = max(1, ROUNDED_TOGETHER // W.shape[1])
-    own = [np.linalg.norm(W[at:at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
-    norms = np.concatenate(own), np.asarray(scale, np.float64)
+    row_norms = [np.linalg.norm(W[at:at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
+    norms = np.concatenate(row_norms), np.asarray(scale, np.float64)
     both = (norms[0] > 0) & (norms[1] > 0)
-    found = np.sqrt(np.divide(norms[0], norms[1], out=np.ones(len(W)), where=both))
-    middle = np.exp(np.log(found[both]).mean()) if both.any() else 1.0
-    return np.clip(np.where(both, found / middle, 1.0), 1 / LARGEST, LARGEST).astype(np.float32)
+    factors = np.sqrt(np.divide(norms[0], norms[1], out=np.ones(len(W)), where=both))
+    middle = np.exp(np.log(factors[both]).mean()) if both.any() else 1.0
+    return np.clip(np.where(both, factors / middle, 1.0), 1 / LARGEST, LARGEST).astype(np.float32)
 
 
 def orders(inputs):
-    """The order of H where each input is mixed, those included that fill up whole steps."""
-    vectors, found = -(-inputs // STEP_INPUTS) * STEP_INPUTS // VECTOR, []
+    """Return the order of H for each input, including those that pad to full steps."""
+    vectors, result = -(-inputs // STEP_INPUTS) * STEP_INPUTS // VECTOR, []
     for order in MIXED:
-        found += [order] * (vectors // order * order * VECTOR)
+        result += [order] * (vectors // order * order * VECTOR)
         vectors %= order
-    return np.array(found)
+    return np.array(result)
 
 
 def topped_up(rows):
-    """Rows (n, m), and zeros up to whole steps."""
+    """Pad rows (n, m) with zeros to full steps."""
     return np.pad(rows, ((0, -len(rows) % STEP_INPUTS), (0, 0)))
 
 
 def mixing_groups(rows):
-    """Views of rows that are mixed with one another: (order, 16, m)."""
-    at, each = 0, orders(len(rows))
+    """Yield views of rows that are mixed with one another: (order, 16, m)."""
+    at, order = 0, orders(len(rows))
     while at < len(rows):
-        yield rows[at:at + VECTOR * each[at]].reshape(each[at], VECTOR, -1)
-        at += VECTOR * each[at]
+        yield rows[at:at + VECTOR * order[at]].reshape(order[at], VECTOR, -1)
+        at += VECTOR * order[at]
 
 
 def mixed(rows):
-    """H times rows (n, m), filled up: Walsh and Hadamard's sums and differences, in the kernel's order."""
-    found = topped_up(rows)
-    for part in mixing_groups(found):
+    """Return H times rows (n, m), padded: Walsh and Hadamard's sums and differences, in the kernel's order."""
+    result = topped_up(rows)
+    for part in mixing_groups(result):
         order = len(part)
         for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
             pairs = part.reshape(-1, 2, apart, *part.shape[1:])
             pairs[:, 0], pairs[:, 1] = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
-    return found
+    return result
 
 
 def stored(W, balance, group):
-    """The arrays of W (n, p), whose inputs are balanced so. Factors make H a multiple of an orthogonal matrix, by which
-    no number grows beyond the largest of its group, so that none overflows."""
-    each = orders(len(W))
-    factor = (balance / np.sqrt(MIXED[0] * each[:len(W)])).astype(np.float32)
+    """Return the arrays of W (n, p) with inputs balanced by these factors. Factors make H a multiple of an orthogonal
+    matrix, by which no number grows beyond the largest of its group, so that none overflows."""
+    order = orders(len(W))
+    factor = (balance / np.sqrt(MIXED[0] * order[:len(W)])).astype(np.float32)
     with np.errstate(over="ignore"): balanced = W / factor[:, None]
-    check_size(abs(balanced).max())                         # before sums of infinities are no numbers
-    return factor, *Int8.declared.pack(mixed(balanced) / each[:, None].astype(np.float32), group=group)
+    check_size(abs(balanced).max())                         # before sums of infinities become NaN
+    return factor, *Int8.declared.pack(mixed(balanced) / order[:, None].astype(np.float32), group=group)
 
 
 def unpacked(shape, w, scale, group):
-    """W' (n filled up, p)."""
+    """Return W' (n filled up, p)."""
     return Int8.declared.unpack((-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), w, scale, group=group)

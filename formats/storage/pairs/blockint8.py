@@ -13,7 +13,7 @@ TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16            # inputs: a line of a
 class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
     """Nonzero tiles of 64 inputs by 16 outputs in bytes, compressed by columns of tiles.
 
-    W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and lie as in block. One holds 16
+    W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and stored as in block. Each has 16
     words of 4 inputs, each of 16 outputs, with 128 added."""
     ptr: u4[ceiling(p / 16) + 1]
     idx: u4[blocks]
@@ -40,6 +40,6 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
 
     @classmethod
     def predicted(cls, spectrum, *, density):
-        """What is left out, where inputs are orthogonal, and what bytes round."""
+        """Return the error of the tiles left out, if inputs are orthogonal, and of rounding to bytes."""
         held = np.sort(tiles(spectrum.shares, TILE_SHAPE).sum((2, 3)), axis=None)
         return float(np.hypot(np.sqrt(held[:held.size - round(density * held.size)].sum()), INT8_ERROR))

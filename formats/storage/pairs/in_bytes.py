@@ -19,8 +19,8 @@ INT8_ERROR = 0.007                                           # relative error of
 
 class Bytes:
     """The numbers of a structure as bytes, with 128 added, and a scale for each output, the last array; x is rounded as
-    for int8. Options of the structure that the kernel fixes are given with it, and are no options of the pair; what the
-    structure remembers, `arranged` and `restored` are told."""
+    for int8. Options of the structure that the kernel fixes are class keywords, and no options of the pair; options
+    that the structure remembers are passed to `arranged` and `restored`."""
     structure: ClassVar[type[Format]]
     fixed: ClassVar[dict[str, object]]
     arranged: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
@@ -34,18 +34,18 @@ class Bytes:
         def pack(W, **given):
             if len(W) > DEEP: raise FormatError(f"{cls.name}: {too_deep(len(W))}")
             numbers, scale = quantised(W, COLUMN, 127)
-            kept = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
-            return *cls.arranged(*whole.pack(numbers, **given, **fixed), **kept), scale[0]
+            remembered = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
+            return *cls.arranged(*whole.pack(numbers, **given, **fixed), **remembered), scale[0]
         def unpack(shape, *arrays, **given):
             *arrays, scale = arrays
             also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
             return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also) * scale
 
-        for made in (fit, pack, unpack):
-            taken = inspect.signature(getattr(whole, made.__name__))
-            left = [each for name, each in taken.parameters.items() if name not in fixed]
-            made.__signature__ = taken.replace(parameters=left)                      # type: ignore[union-attr]
-            setattr(cls, made.__name__, made)
+        for method in (fit, pack, unpack):
+            taken = inspect.signature(getattr(whole, method.__name__))
+            left = [parameter for name, parameter in taken.parameters.items() if name not in fixed]
+            method.__signature__ = taken.replace(parameters=left)                    # type: ignore[union-attr]
+            setattr(cls, method.__name__, method)
         super().__init_subclass__()
 
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
@@ -60,24 +60,24 @@ class Bytes:
 
     @classmethod
     def counts(cls, inputs, outputs, **given):
-        own = set()
+        used = set()
         for array in cls.fields.values():
             for axis in array.shape:
-                if isinstance(axis, Size): axis.read(lambda size: own.add(size) or 1, ON_NUMBERS)
-        found = cls.structure.counts(inputs, outputs, **given, **cls.fixed)
-        return {size: count for size, count in found.items() if size in own}
+                if isinstance(axis, Size): axis.read(lambda size: used.add(size) or 1, ON_NUMBERS)
+        counts = cls.structure.counts(inputs, outputs, **given, **cls.fixed)
+        return {size: count for size, count in counts.items() if size in used}
 
 
 def shifted(whole: Floats) -> NDArray[np.uint8]:
-    """Whole numbers up to 127 as bytes with 128 added."""
+    """Return integers up to 127 as bytes with 128 added."""
     return (whole + 128).astype(np.uint8)
 
 
 def too_deep(inputs: int) -> str:
-    """What is wrong with so many inputs; empty if nothing is."""
+    """Describe the fault of too many inputs; empty if there are not."""
     return f"sums of bytes of {inputs:,} inputs are no int32, those of {DEEP:,} are" if inputs > DEEP else ""
 
 
 def unsound(inputs: int, scale: Floats) -> str:
-    """What is wrong with so many inputs and stored scales; empty if nothing is."""
+    """Describe the fault of the inputs or of stored scales; empty if there is none."""
     return too_deep(inputs) or (f"the scale {scale.min()} is negative" if (scale < 0).any() else "")

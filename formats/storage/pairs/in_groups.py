@@ -13,11 +13,11 @@ from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 
 
 class InGroups(Blocks):
-    """What a format of blocks keeps, multiplied by rows whose groups are rounded to 255 steps, as ggml does it. The
-    arrays are those of `structure`, to the bit, so what gathers columns of it reads them as they are."""
+    """A format of blocks, multiplied by rows whose groups are rounded to 255 steps, as ggml does it. The arrays are
+    those of `structure`, to the bit, so code that gathers its columns reads them as they are."""
     structure: type[Format]
     unit = "int8"
-    least = LEAST_SCALED                                    # groups below it are read as zeros
+    least = LEAST_SCALED                                    # groups whose largest number is below it are read as zeros
 
     def __init_subclass__(cls, structure: type[Format]) -> None:
         whole = structure.declared
@@ -31,13 +31,14 @@ class InGroups(Blocks):
     def reads(x): return by_group(x)
 
     def bound(self, x, operands=None):
-        """Sums of a group are exact: rounded are its product with d, what it adds, and for levels its share of m."""
+        """Bound the roundings: sums of a group are exact; rounded are its product with d, the addition, and for levels
+        its share of m."""
         read, W = operands or self.operands(x)
         groups = -(-len(W) // GROUP_INPUTS)
         return gamma(2 * groups + 4) * multiply_sizes(read, self.sizes_of(W)) + len(W) * SMALLEST
 
     def sizes_of(self, W):
-        """How large what is added up in place of each number is, at most."""
+        """Return a bound on the size of the terms that are added in place of each number."""
         return abs(W)
 
     @classmethod
@@ -45,14 +46,14 @@ class InGroups(Blocks):
 
     @classmethod
     def of_blocks(cls, blocks):
-        """x @ W.T for blocks of a file."""
-        made = cls.structure.of_blocks(blocks)
-        return cls(made.shape, tuple(made.arrays().values()))
+        """Return x @ W.T for blocks of a file."""
+        weight = cls.structure.of_blocks(blocks)
+        return cls(weight.shape, tuple(weight.arrays().values()))
 
 
 def by_group(x):
-    """x (T, n) in float64 as kernels read it: each 32 numbers as whole multiples, up to 127, of their largest / 127, by
-    the float32 operations of formats/kernels/matmul/rounded_groups.py, one by one."""
+    """Return x (T, n) in float64 as kernels read it: each 32 numbers as integer multiples, up to 127, of their largest
+    / 127, by the float32 operations of formats/kernels/matmul/rounded_groups.py, one by one."""
     x = np.asarray(x, np.float32)
     parts = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP_INPUTS))).reshape(len(x), -1, GROUP_INPUTS)
     largest = abs(parts).max(2, keepdims=True)

@@ -1,4 +1,4 @@
-"""Low rank in bytes: two thin factors, each in bytes, and what lies between them too."""
+"""Low rank in bytes: two thin factors, each in bytes, and the product with the first in bytes too."""
 from typing import Self
 
 import numpy as np
@@ -19,8 +19,7 @@ class LowRankInt8(Format):
     """Two factors in bytes, u (n, r) and v (r, p): x @ W is (x @ u) @ v.
 
     Each is stored as in int8, with a scale for each of its outputs; x and x @ u are rounded row by row as for int8.
-    What one factor may be taken times and the other divided by is such that a column of u and its row of v have one
-    norm, as rounding then loses least."""
+    The factors are scaled so that a column of u and its row of v have one norm, as rounding then loses least."""
     left: f4[r]
     u: u1[64 * ceiling(n / 64) * 16 * ceiling(r / 16)]
     v: u1[64 * ceiling(r / 64) * 16 * ceiling(p / 16)]
@@ -31,7 +30,7 @@ class LowRankInt8(Format):
     work = T * r * (n + p), r * (n + p) * ceiling(T / 256), T * (n + p + r), T * (n + r), T * (r + p)
 
     def fit(W, *, rank=None, weight=None):
-        """The product of the factors of low rank, each rounded."""
+        """Return the product of the factors of low rank, each rounded."""
         return LowRankInt8.approximate(W, rank=rank, weight=weight).unpack()
 
     def pack(W, *, rank=None): return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
@@ -51,16 +50,16 @@ class LowRankInt8(Format):
 
     @classmethod
     def approximate(cls, W, **given):
-        """`pack_factors` of the factors of low rank: one decomposition."""
+        """Return `pack_factors` of the factors of low rank: one decomposition."""
         return cls.pack_factors(*LowRank.factors(W, **given))
 
     @classmethod
     def projection(cls, W, directions, *, rank):
-        """W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
+        """Project W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
         return cls.pack_factors(W @ directions[:rank].T, directions[:rank])
 
     def factors(self):
-        """u (n, r) and v (r, p) as they are stored, in float32."""
+        """Return u (n, r) and v (r, p) as they are stored, in float32."""
         return unpack_factors(self.shape, *self.arrays().values())
 
     def transpose(self): return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
@@ -73,8 +72,8 @@ class LowRankInt8(Format):
     def scratch(self): return len(self.left)
 
     def tolerance(self, W):
-        """Three times what steps of the factors that are off by any share of a half, one apart from another, add up
-        to."""
+        """Return three times the norm that roundings of the factors add up to, if they are independent and uniform
+        within half a step."""
         u, v = self.factors()
         lost = len(u) * np.square(self.left[:, None] * v).sum() + np.square(u).sum() * np.square(self.right).sum()
         return float(3 * np.sqrt(lost / 12))
@@ -83,8 +82,8 @@ class LowRankInt8(Format):
     def reads(x): return by_row(x)
 
     def operands(self, x):
-        """What lies between the factors, as it is rounded: the sums of bytes are exact, their float32 is made by the
-        kernel's steps."""
+        """Return the product with the first factor, as it is rounded, and v: the sums of bytes are exact, their float32
+        is made by the kernel's steps."""
         u, v = self.factors()
         whole, scale, lift = row_bytes(x)
         sums = (whole.astype(np.float64)
@@ -106,8 +105,7 @@ class LowRankInt8(Format):
 
 
 def halves(u, v):
-    """The arrays of two factors: of a column of u and a row of v, the norm of one goes to the other until both are
-    equal."""
+    """Return the arrays of two factors; a column of u and the row of v are scaled to equal norms."""
     if wrong := too_deep(len(u)): raise FormatError(f"lowrankint8: {wrong}")
     norms = [np.linalg.norm(factor.astype(np.float64), axis=axis) for factor, axis in ((u, 0), (v, 1))]
     share = np.sqrt(np.divide(norms[1], norms[0], out=np.ones_like(norms[0]), where=np.minimum(*norms) > 0))
@@ -117,7 +115,7 @@ def halves(u, v):
 
 
 def unpack_factors(shape, left, u, v, right):
-    """What `halves` stored, in float32."""
+    """Return the factors that `halves` stored, in float32."""
     (n, p), r = shape, len(left)
     return (Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE),
             Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE))

@@ -15,7 +15,7 @@ class Q4_1Int8(InGroups, Format, structure=Q4_1):
         product_rounded_levels(x, w, scale, out, epilogue)
 
     def sizes_of(self, W):
-        """|d| q + |m| is at most |W| + 2 |m|, whatever their signs."""
+        """Return |W| + 2 |m|, which bounds |d| q + |m|, whatever their signs."""
         groups = -(-len(W) // GROUP_INPUTS)
         m = unpanelled(self.scale, (2 * groups, W.shape[1]), 2)[1::2].astype(np.float64)
         return abs(W) + 2 * np.repeat(abs(m), GROUP_INPUTS, 0)[:len(W)]

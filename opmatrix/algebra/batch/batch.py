@@ -22,8 +22,8 @@ __all__ = ["Batch"]
 
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer]
 Places: TypeAlias = int | NDArray[np.int64]                # one row, or many
-FEW_IDS = 16                                                  # numbers that Python looks at one by one
-FIELDS = "tokens", "positions", "kinds", "sequence"         # of a batch, a number a row
+FEW_IDS = 16                                                  # up to so many numbers Python tests one by one
+FIELDS = "tokens", "positions", "kinds", "sequence"         # the fields of a batch, a number a row
 
 
 class Token:
@@ -38,7 +38,7 @@ class Token:
 
 
 class Fields:
-    """What is known of the rows of a space: how many they are, and a number of each field for each row. Rows that were
+    """The known facts of the rows of a space: their count, and a number of each field for each row. Rows that were
     pooled have no tokens, positions or kinds."""
     rows: int
     tokens: NDArray[np.int64]
@@ -58,60 +58,60 @@ class Fields:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Which row of its space each row is."""
+        """The index of each row in its space."""
         return np.arange(self.rows) if self.own is None else self.own
 
     def token(self, at: Places) -> Token:
-        """The tokens at these rows, as patterns see them."""
+        """Return the tokens at these rows, as patterns see them."""
         return Token(self, at)
 
     def field(self, name: str, limit: int) -> NDArray[np.int64]:
-        """The numbers of a field, all of them in 0..limit-1."""
-        found: NDArray[np.int64] = getattr(self, name) if name in FIELDS else self.numbers_of(name)
-        if beyond(found, limit):
-            row = int(np.flatnonzero((found < 0) | (found >= limit))[0])
+        """Return the numbers of a field. Raises ValueError unless all of them are in 0..limit-1."""
+        numbers: NDArray[np.int64] = getattr(self, name) if name in FIELDS else self.numbers_of(name)
+        if beyond(numbers, limit):
+            row = int(np.flatnonzero((numbers < 0) | (numbers >= limit))[0])
             where = f"sentence {self.sequence[row]}, token {self.positions[row]} (row {row} of the batch)"
-            raise ValueError(f"{name}: id {found[row]} of {where} is outside 0..{limit - 1}")
-        return found
+            raise ValueError(f"{name}: id {numbers[row]} of {where} is outside 0..{limit - 1}")
+        return numbers
 
     def numbers_of(self, name: str) -> NDArray[np.int64]:
-        """The numbers of an input of whole numbers, one a row, such as the targets of a loss. Raises ValueError where
-        the batch gives none of this name."""
+        """Return the numbers of an input of whole numbers, one a row, such as the targets of a loss. Raises ValueError
+        where the batch gives none of this name."""
         if name not in self.whole.inputs: raise ValueError(f"a batch has no field {name!r}: {', '.join(FIELDS)}")
-        found = np.asarray(self.whole.inputs[name])
-        if found.dtype.kind not in "iu" or found.size != self.rows:
-            raise ValueError(f"{name}: {found.dtype}{list(found.shape)}: give {self.rows} whole numbers, one a row")
-        return found.reshape(-1).astype(np.int64)
+        numbers = np.asarray(self.whole.inputs[name])
+        if numbers.dtype.kind not in "iu" or numbers.size != self.rows:
+            raise ValueError(f"{name}: {numbers.dtype}{list(numbers.shape)}: give {self.rows} whole numbers, one a row")
+        return numbers.reshape(-1).astype(np.int64)
 
     def selection(self, field: str, limit: int) -> csr_array:
-        """A one-hot CSR value: row i has a one in the column that the field names."""
+        """Return a one-hot CSR value: row i has a one in the column that the field names."""
         from scipy.sparse import csr_array
         at = self.field(field, limit)
         return csr_array((np.ones(len(at)), at, np.arange(len(at) + 1)), shape=(len(at), limit))
 
     def relation(self, relation: Relation) -> Sparse:
-        """The entries of a relation. Raises ValueError where the batch gives none of this name, or one that does not
-        fit its spaces."""
+        """Return the entries of a relation. Raises ValueError where the batch gives none of this name, or one that does
+        not fit its spaces."""
         return self.whole.relation(relation)
 
     def input(self, port: Port) -> GivenMatrix:
-        """The matrix of an input. Raises ValueError where the batch gives none of this name, or one of another
+        """Return the matrix of an input. Raises ValueError where the batch gives none of this name, or one of another
         shape."""
         return self.whole.input(port)
 
     def picked(self, at: NDArray[np.int64]) -> Fields:
-        """Some of these rows, in this order, as they are."""
+        """Return some of these rows, in this order, as they are."""
         return Fields(self.whole, len(at), self.numbers[at],
                       **{name: getattr(self, name)[at] for name in FIELDS if name in vars(self)})
 
     def space(self, name: str, rows: int) -> Fields:
-        """The so many rows of a space that nothing was picked from."""
+        """Return all `rows` rows of a space."""
         return self.whole.space(name, rows)
 
 
 def beyond(numbers: NDArray[np.int64], limit: int) -> bool:
-    """Whether one of these is outside 0..limit-1. Of a few Python tells that sooner."""
-    if len(numbers) <= FEW_IDS: return any(not 0 <= each < limit for each in numbers.tolist())
+    """True if a number is outside 0..limit-1. For a few numbers plain Python is faster."""
+    if len(numbers) <= FEW_IDS: return any(not 0 <= number < limit for number in numbers.tolist())
     return bool(np.maximum.reduce(numbers.view(np.uint64)) >= limit)            # read so, a negative one is huge
 
 
@@ -120,7 +120,7 @@ class Batch(Fields):
 
     tokens, positions, kinds (token types), sequence: one int64 for each row; starts: S + 1 offsets; rows: how many.
     `relations` are matrices by name, of scipy or arrays whose zeros are absent, beside those that every batch gives;
-    `inputs` those of other values, rows × columns or rows × heads × columns. With such a matrix there may be no
+    `inputs` are matrices of other values, rows × columns or rows × heads × columns. With an input a batch may have no
     sentence."""
     own = None
 
@@ -138,8 +138,8 @@ class Batch(Fields):
             raise ValueError(f"Batch: {empty}; each needs at least one")
         types = [np.zeros(n, np.int64) for n in lengths]
         if kinds is not None: types = [ids(s, f"Batch: kinds {k}") for k, s in enumerate(kinds)]
-        if (given := [len(k) for k in types]) != lengths:
-            raise ValueError(f"Batch: kinds have lengths {given} but the sentences {lengths}")
+        if (kind_lengths := [len(k) for k in types]) != lengths:
+            raise ValueError(f"Batch: kinds have lengths {kind_lengths} but the sentences {lengths}")
         none = np.zeros(0, np.int64)
         self.tokens, self.kinds = np.concatenate([*rows, none]), np.concatenate([*types, none])
         self.sequence = np.repeat(np.arange(len(lengths)), lengths)
@@ -148,45 +148,46 @@ class Batch(Fields):
         self.rows = int(self.starts[-1])
         if taken := [name for name in relations or {} if name in GIVEN]:
             raise ValueError(f"Batch: relation {taken[0]!r}: every batch gives one of this name")
-        self.relations = {name: Sparse.of(each, f"Batch: relation {name!r}")
-                          for name, each in (relations or {}).items()}
+        self.relations = {name: Sparse.of(matrix, f"Batch: relation {name!r}")
+                          for name, matrix in (relations or {}).items()}
         self.inputs, self.known = dict(inputs or {}), dict[Port, GivenMatrix]()
 
     @property
     def whole(self) -> Batch:                               # type: ignore[override]
-        """Itself. Held as an attribute it would never be freed but by the garbage collector."""
+        """The batch itself. An attribute that holds it would leave freeing it to the garbage collector."""
         return self
 
     def arrays(self) -> Iterator[NDArray[np.generic]]:
-        """All that it is made of: what tells it from others."""
+        """Yield all arrays that it is made of, which tell it from other batches."""
         yield from (self.tokens, self.starts, self.kinds, self.positions)
         for _, sparse in sorted(self.relations.items()): yield from sparse[:3]
         for _, matrix in sorted(self.inputs.items()): yield np.asarray(matrix)
 
     @property
     def alone(self) -> bool:
-        """Whether it cannot be cut: relations and matrices of other spaces are of the whole."""
+        """True if it cannot be split: its relations, and its matrices of other spaces, belong to the whole batch."""
         return bool(self.relations or self.inputs)
 
     def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
                 relations: Iterable[Relation] = ()) -> Extents:
-        """How large it is: its rows, the scores that each of these patterns holds in it, the rows of the spaces of
-        these inputs and relations, and the entries of these. Raises ValueError where two differ about a space."""
+        """Return its extents: its rows, the scores that each of these patterns holds in it, the rows of the spaces of
+        these inputs and relations, and the entries of the relations. Raises ValueError where two differ about a
+        space."""
         patterns = [*patterns]
-        found = counted(np.diff(self.starts), [each for each in patterns if each.relation is None])
-        held = [each for each in patterns if each.relation is not None]
-        return measure_spaces(found, self, held, ports, relations) if held or ports or relations else found
+        extents = counted(np.diff(self.starts), [pattern for pattern in patterns if pattern.relation is None])
+        held = [pattern for pattern in patterns if pattern.relation is not None]
+        return measure_spaces(extents, self, held, ports, relations) if held or ports or relations else extents
 
     def __len__(self) -> int: return len(self.starts) - 1
     def __repr__(self) -> str: return f"<Batch of {len(self)} sentences, {self.rows} rows>"
 
     def __iter__(self) -> Iterator[Batch]:
-        """Every sentence as a batch of its own; relations beside those of sentences are not cut."""
+        """Yield every sentence as a batch of its own, with the relations of sentences alone."""
         for lo, hi in pairwise(self.starts): yield Batch([self.tokens[lo:hi]], [self.kinds[lo:hi]])
 
     def pieces(self, rows: int) -> Iterator[Batch]:
-        """Consecutive sentences as batches of at most so many rows, a longer sentence alone. What is of the whole batch
-        is not cut: one that has relations or matrices of its own is one piece."""
+        """Yield consecutive sentences as batches of at most so many rows, a longer sentence alone. A batch that has
+        relations or matrices of its own is not split: it is one piece."""
         if self.alone:
             yield self
             return
@@ -197,7 +198,8 @@ class Batch(Fields):
                 first = last
 
     def sentences(self, first: int, last: int) -> Batch:
-        """The sentences from one up to another, without that one. What is of the whole batch does not come along."""
+        """Return the sentences from `first` up to `last`, without `last`. Relations and matrices of the whole batch do
+        not come along."""
         low, high = self.starts[first], self.starts[last]
         cuts = self.starts[first + 1:last] - low
         return Batch(np.split(self.tokens[low:high], cuts), np.split(self.kinds[low:high], cuts))
@@ -208,12 +210,12 @@ class Batch(Fields):
             there = ", ".join([*GIVEN, *self.relations])
             raise ValueError(f"relation {relation}: the batch gives none of this name: {there}; "
                              "give it as Batch(.., relations={name: matrix})")
-        found = self.relations[relation.name]._replace(relation=relation)
-        for space, count in zip((relation.rows, relation.cols), found.shape, strict=True):
+        sparse = self.relations[relation.name]._replace(relation=relation)
+        for space, count in zip((relation.rows, relation.cols), sparse.shape, strict=True):
             if (wanted := {"T": self.rows, "S": len(self)}.get(space, count)) != count:
-                raise ValueError(f"relation {relation}: it is {found.shape[0]} × {found.shape[1]}, but space {space} "
+                raise ValueError(f"relation {relation}: it is {sparse.shape[0]} × {sparse.shape[1]}, but space {space} "
                                  f"has {wanted} rows in {self!r}")
-        return found
+        return sparse
 
     def input(self, port: Port) -> GivenMatrix:
         if port in self.known: return self.known[port]
@@ -221,11 +223,12 @@ class Batch(Fields):
             there = ", ".join(self.inputs) or "none at all"
             raise ValueError(f"input {port}: the batch gives none of this name: {there}; give it as Batch(.., "
                              f"inputs={{name: matrix}})")
-        found = port.matrix(self.inputs[port.name], "input")
-        if (wanted := {"T": self.rows, "S": len(self)}.get(port.space, len(found))) != len(found):
-            raise ValueError(f"input {port}: it has {len(found)} rows, but space {port.space} has {wanted} in {self!r}")
-        self.known[port] = found
-        return found
+        matrix = port.matrix(self.inputs[port.name], "input")
+        if (wanted := {"T": self.rows, "S": len(self)}.get(port.space, len(matrix))) != len(matrix):
+            raise ValueError(f"input {port}: it has {len(matrix)} rows, but space {port.space} has {wanted} in "
+                             f"{self!r}")
+        self.known[port] = matrix
+        return matrix
 
     def space(self, name: str, rows: int) -> Fields:
         if name == "T": return self
@@ -234,8 +237,8 @@ class Batch(Fields):
 
 def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port],
                    relations: Iterable[Relation]) -> Extents:
-    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises
-    ValueError where two differ about a space."""
+    """Return the extents with the rows of other spaces, as inputs and relations of a batch have them, and the entries
+    of relations. Raises ValueError where two differ about a space."""
     numbers, known = dict(found), dict[str, tuple[int, object]]()
 
     def told(space: str, rows: int, what: object) -> None:
@@ -243,10 +246,10 @@ def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports:
             raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
         numbers.setdefault(size(space), rows)
     for port in ports: told(port.space, len(batch.input(port)), f"input {port}")
-    seen = {each: each.relation for each in held if each.relation is not None}
+    seen = {pattern: pattern.relation for pattern in held if pattern.relation is not None}
     for relation in dict.fromkeys([*relations, *seen.values()]):
         sparse = batch.relation(relation)
         for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True):
             told(space, rows, f"relation {relation}")
         numbers[entries[relation]] = len(sparse.at)
-    return Extents.made(numbers | {pairs[each]: numbers[entries[relation]] for each, relation in seen.items()})
+    return Extents.made(numbers | {pairs[pattern]: numbers[entries[relation]] for pattern, relation in seen.items()})

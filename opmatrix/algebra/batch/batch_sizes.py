@@ -1,4 +1,4 @@
-"""How large a batch is that has no numbers yet, and how many numbers its values have, by dimension."""
+"""The sizes of a batch that has no numbers yet, and the count of numbers of its values, by dimension."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ Bounds: TypeAlias = tuple[int, int]
 
 
 class Dims(NamedTuple):
-    """The numbers of a value: sequences x heads x rows x columns. What has no rows of a sequence has a batch of one."""
+    """The counts of a value: sequences x heads x rows x columns. A value without rows of a sequence has a batch of
+    one."""
     batch: LiveSize = 1
     heads: LiveSize = 1
     rows: LiveSize = 1
@@ -29,36 +30,38 @@ class Dims(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """How large a batch is: so many sequences of so many tokens, and rows of other spaces. `relations`, matrices by
-    name, say how many entries a rank has and which rows it sends; without them these are sizes with names."""
+    """The sizes of a batch: `sequences` sequences of `tokens` tokens each, and rows of other spaces. `relations`,
+    matrices by name, give the entries of each rank and the rows that it sends; without them these counts are sizes with
+    names."""
     sequences: LiveSize = size("b")
     tokens: LiveSize = size("s")
     spaces: Mapping[str, LiveSize] = {}
     relations: Mapping[str, object] = {}
 
     def rows(self, rows: LiveSize) -> LiveSize:
-        """Rows of a sequence, or of a space that has no sequences."""
+        """Return the rows of a sequence, or of a space that has no sequences."""
         if rows is T: return self.tokens
         if rows is S: return 1
         return self.spaces.get(str(rows), rows) if isinstance(rows, Space) else rows
 
     def entries(self, name: str) -> Sparse | None:
-        """The entries of a relation, of one sequence where it is within sequences; None where nothing says them."""
+        """Return the entries of a relation, of one sequence where it is within sequences; None where they are not
+        known."""
         if name in self.relations: return Sparse.of(self.relations[name], f"BatchSizes: relation {name!r}")
         if name not in GIVEN_RELATIONS or not isinstance(self.tokens, int): return None
         return of_sentences(name, np.array([0, self.tokens]))
 
     def check(self, relation: Relation) -> None:
-        """Raises InputError for a relation between tokens of several sequences, and for entries of other sizes."""
+        """Raise InputError for a relation between tokens of several sequences, and for entries of other sizes."""
         if not relation.custom: return
         if {"T", "S"} & {relation.rows, relation.cols} and self.sequences != 1:
             raise InputError(f"partition: relation {relation} is of all {self.sequences} sequences together: give one, "
                              "BatchSizes(1, tokens), or its rows a space of their own")
-        if (found := self.entries(relation.name)) is None: return
+        if (entries := self.entries(relation.name)) is None: return
         wanted = [self.rows(space(name)) for name in (relation.rows, relation.cols)]
-        if any(isinstance(n, int) and n != own for n, own in zip(wanted, found.shape, strict=True)):
-            raise InputError(f"partition: relation {relation} is {found.shape[0]} × {found.shape[1]}, and the sizes "
-                             f"are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
+        if any(isinstance(n, int) and n != count for n, count in zip(wanted, entries.shape, strict=True)):
+            raise InputError(f"partition: relation {relation} is {entries.shape[0]} × {entries.shape[1]}, and the "
+                             f"sizes are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of")
 
     def dims(self, shape: Shape, level: bool = False) -> Dims:
         if level: return Dims(1, shape.heads, 1, shape.cols)

@@ -3,8 +3,8 @@
     Extents({T: 512, S: 4, pairs[sequence & causal]: 143_360})
 
 A live size (T: the rows, S: the sequences) has a number, and so has each pattern: the scores of one head that attention
-computes for it, which leaves out tiles that nobody sees. In place of numbers may stand symbols: what is priced with
-them is a formula."""
+computes for it, which leaves out tiles that no row sees. Symbols may stand in place of numbers: a price in symbols is a
+formula."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,14 +65,14 @@ Amount: TypeAlias = "int | sympy.Expr"                       # a number, or an e
 
 
 class Missing(KeyError, ValueError):
-    """Extents lack an entry: names it, and what is there."""
+    """An error: extents lack an entry. The text names it, and the entries that are there."""
     def __str__(self) -> str: return str(self.args[0])
 
 
 class Extents(Mapping[Any, "Amount"]):
     """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to
-    expressions of symbols. A size is known by its name. Raises TypeError for what is no entry or no number, ValueError
-    for a number that is negative or no whole one."""
+    expressions of symbols. A size is known by its name. Raises TypeError for a key that is no entry and a value that is
+    no number, ValueError for a number that is negative or not whole."""
 
     __slots__ = ("numbers",)
 
@@ -81,10 +81,10 @@ class Extents(Mapping[Any, "Amount"]):
 
     @classmethod
     def made(cls, numbers: dict[ExtentName, Amount]) -> Self:
-        """Extents of entries and numbers that are known to be right: nothing is checked."""
-        made = cls.__new__(cls)
-        made.numbers = numbers
-        return made
+        """Build extents of entries and numbers that are known to be right, without checks."""
+        extents = cls.__new__(cls)
+        extents.numbers = numbers
+        return extents
 
     def __getitem__(self, key: Any) -> Amount:
         try: return self.numbers[key if type(key) in (Size, PatternPairs, Entries) else as_entry(key)]
@@ -104,16 +104,16 @@ class Extents(Mapping[Any, "Amount"]):
         return tuple(key.pattern for key in self.numbers if isinstance(key, PatternPairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
-        """The mean extents of so many parts, which have sentences of these lengths together. What lengths do not say
-        grows with the rows."""
-        whole = counted([*of], [each for each in self.patterns if each.relation is None])
+        """Return the mean extents of `parts` parts, whose sentences have these lengths together. Numbers that lengths
+        do not determine grow with the rows."""
+        whole = counted([*of], [pattern for pattern in self.patterns if pattern.relation is None])
         share = whole[T] / self[T]
         return Extents.made({key: (whole[key] if key in whole else value * share) / parts
                              for key, value in self.numbers.items()})
 
 
 def as_entry(key: object) -> ExtentName:
-    """The entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
+    """Return the entry that is meant. A size may be of formats.core.sizes, of opmatrix.algebra.shapes, or a name."""
     if isinstance(key, PatternPairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or "
@@ -121,7 +121,7 @@ def as_entry(key: object) -> ExtentName:
 
 
 def as_count(name: ExtentName, value: Any) -> Amount:
-    """A whole number as an int, an expression as it is."""
+    """Return a whole number as an int, an expression as it is."""
     symbolic = isinstance(value, Size) or getattr(value, "free_symbols", None)
     if symbolic and not value.is_negative: return value
     if symbolic or isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
@@ -131,15 +131,16 @@ def as_count(name: ExtentName, value: Any) -> Amount:
 
 
 def counted(lengths: Sequence[int] | NDArray[np.int64], patterns: Iterable[Pattern] = ()) -> Extents:
-    """The extents of sentences of these lengths, with these patterns."""
+    """Count the extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
-    found: dict[ExtentName, Amount] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
-    return Extents.made(found | {pairs[each]: count_scores(each, rows) for each in patterns if each != sequence})
+    numbers: dict[ExtentName, Amount] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
+    return Extents.made(numbers | {pairs[pattern]: count_scores(pattern, rows)
+                                   for pattern in patterns if pattern != sequence})
 
 
 def count_scores(pattern: Pattern, lengths: NDArray[np.int64]) -> int:
-    """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
-    pattern. ValueError for a sentence that is longer than the pattern's tables."""
+    """Count the scores of one head that attention computes for sentences of these lengths; all scores where no kernel
+    knows the pattern. Raises ValueError for a sentence that is longer than the pattern's tables."""
     if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
         raise ValueError(f"extents: a sentence of {longest} tokens: {pattern} knows {pattern.limit} positions")
     if not pattern.attends: return int(lengths @ lengths if pattern.within else lengths.sum() ** 2)
@@ -149,20 +150,20 @@ def count_scores(pattern: Pattern, lengths: NDArray[np.int64]) -> int:
 
 @lru_cache(4096)
 def count_attended(pattern: Pattern, length: int) -> int:
-    """How many scores of one head attention computes for one sentence of this length."""
+    """Count the scores of one head that attention computes for one sentence of this length."""
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
 def patterns(term: "Operator") -> tuple[Pattern, ...]:
-    """The patterns of a model's products, each once; `everyone` is none."""
-    found = dict.fromkeys(each for node in term.walk() for each in node.args if isinstance(each, Pattern))
-    return tuple(each for each in found if each != everyone)
+    """Return the patterns of a model's products, each once, without `everyone`."""
+    distinct = dict.fromkeys(arg for node in term.walk() for arg in node.args if isinstance(arg, Pattern))
+    return tuple(pattern for pattern in distinct if pattern != everyone)
 
 
 def collect_needs(*terms: "Operator") -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
-    """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not
-    tell."""
-    args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)
-    return (tuple(dict.fromkeys(each for term in terms for each in patterns(term))),
-            tuple(each for each in args if isinstance(each, Port)),
-            tuple(each for each in args if isinstance(each, Relation) and each.custom))
+    """Collect the patterns of models, the input matrices that they are given, and the relations of spaces whose number
+    of rows a batch does not tell."""
+    args = dict.fromkeys(arg for term in terms for node in term.walk() for arg in node.args)
+    return (tuple(dict.fromkeys(pattern for term in terms for pattern in patterns(term))),
+            tuple(arg for arg in args if isinstance(arg, Port)),
+            tuple(arg for arg in args if isinstance(arg, Relation) and arg.custom))

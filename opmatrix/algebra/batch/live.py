@@ -1,5 +1,6 @@
-"""Sizes that an input or a batch brings, known by identity. sympy, whose import takes most of an algebra's, is
-imported when one is first calculated with: by terms whose other sizes are whole numbers, never."""
+"""Sizes that an input or a batch brings, known by identity. sympy, whose import takes most of the algebra's import
+time, is imported only when a size is first calculated with; terms whose other sizes are whole numbers never import
+it."""
 from __future__ import annotations
 
 from functools import cache, cached_property
@@ -12,8 +13,8 @@ LiveSize: TypeAlias = Union[int, "sympy.Expr"]              # `m + 1` is a size,
 
 
 class Live:
-    """A positive whole number that nobody has fixed yet; arithmetic gives expressions of sympy, in which its symbol
-    equals it, and has its hash. What is not found here its symbol answers."""
+    """A positive whole number that is not fixed yet. Arithmetic gives expressions of sympy, in which its symbol equals
+    it, and has its hash. An attribute that is not found here is looked up in its symbol."""
 
     is_Symbol = True
 
@@ -24,9 +25,9 @@ class Live:
     @cached_property
     def expression(self) -> sympy.Symbol:
         """Its symbol of sympy."""
-        made = symbol_class(type(self).__name__)(self.name, integer=True, positive=True)
-        made.live = self
-        return made
+        symbol = symbol_class(type(self).__name__)(self.name, integer=True, positive=True)
+        symbol.live = self
+        return symbol
 
     def _sympy_(self) -> sympy.Symbol: return self.expression
 
@@ -58,22 +59,23 @@ class Space(Live):
 
 @cache
 def space(name: str) -> Space:
-    """The space of that name."""
+    """Return the space of that name."""
     return Space(name)
 
 
 T, S = space("T"), space("S")                               # tokens and sequences of the batch
-H, N = Live("H"), Live("N")                                 # heads and columns of an input nobody has fixed yet
+H, N = Live("H"), Live("N")                                 # heads and columns of an input, not fixed yet
 
 
 @cache
 def symbol_class(of: str) -> Any:
-    """What the symbols of such sizes are in expressions: symbols that have the hash of their size, `live`."""
+    """Return the class of the symbols of such sizes in expressions: symbols that have the hash of their size,
+    `live`."""
     import sympy
     return type(of, (sympy.Symbol,), {"__slots__": ("live",), "__hash__": lambda self: hash(self.live)})
 
 
 def find_spaces(n: LiveSize) -> set[Space]:
-    """The spaces whose rows a size counts."""
+    """Return the spaces whose rows a size counts."""
     if isinstance(n, int): return set()
-    return {each.live for each in n.free_symbols if isinstance(getattr(each, "live", None), Space)}
+    return {symbol.live for symbol in n.free_symbols if isinstance(getattr(symbol, "live", None), Space)}

@@ -1,5 +1,5 @@
-"""Relations: sparse matrices that a batch gives, from the rows of one space to the rows of another. What is no entry is
-absent, not zero: a product over any monoid leaves it out."""
+"""Relations: sparse matrices that a batch gives, from the rows of one space to the rows of another. An entry that is
+not stored is absent, not zero: a product over any monoid leaves it out."""
 from __future__ import annotations
 
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Relation", "relation"]
 
 
-RELATION_WORD = r"[A-Za-z]\w{0,39}"                                  # what a relation, and a space, may be called
+RELATION_WORD = r"[A-Za-z]\w{0,39}"                                  # a name of a relation or of a space
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Relation:
     def _repr_html_(self) -> str: return str(body("display.shown.relation_html")(self))
     @property
     def custom(self) -> bool:
-        """Whether it is of its batch alone."""
+        """True if it belongs to its batch alone: neither every batch nor a session has it."""
         return self.name not in GIVEN and self not in (SLOTS, HELD)
     @property
     def picked(self) -> bool: return self.name in ("first", "last")
@@ -47,32 +47,33 @@ class Relation:
 GIVEN = {name: Relation(name, "S", "T") for name in ("first", "last", "members", "members_by_root", "members_by_place")}
 
 
-# of a session: where rows of caches take in new ones, and which of them a new row sees
+# relations of a session: the rows of caches that take in new rows, and the rows of caches that a new row sees
 SLOTS, HELD = Relation("slots", "C", "T"), Relation("held", "T", "C")
-NAMED = GIVEN | {each.name: each for each in (SLOTS, HELD)}
+NAMED = GIVEN | {known.name: known for known in (SLOTS, HELD)}
 
 
 def relation(name: str, rows: object, cols: object) -> Relation:
-    """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises
-    ValueError for a name that every batch gives, between other spaces."""
-    made = Relation(str(name), str(rows), str(cols))
-    for word in (made.name, made.rows, made.cols):
+    """Declare a relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch.
+    Raises ValueError for a name that every batch gives, between other spaces."""
+    declared = Relation(str(name), str(rows), str(cols))
+    for word in (declared.name, declared.rows, declared.cols):
         if not re.fullmatch(RELATION_WORD, word, re.ASCII):          # programs with others could not be loaded
-            raise ValueError(f"relation {made}: {word!r:.60} is no name of up to 40 letters, digits and _")
-    if GIVEN.get(made.name, made) != made: raise ValueError(f"relation {made}: every batch gives {GIVEN[made.name]}")
-    return made
+            raise ValueError(f"relation {declared}: {word!r:.60} is no name of up to 40 letters, digits and _")
+    if GIVEN.get(declared.name, declared) != declared:
+        raise ValueError(f"relation {declared}: every batch gives {GIVEN[declared.name]}")
+    return declared
 
 
 def parse_relation(text: str) -> Relation:
-    """The relation of a text, `name: rows × columns`. Raises ValueError for any other text."""
+    """Parse the relation of a text, `name: rows × columns`. Raises ValueError for any other text."""
     name = f"({RELATION_WORD})"
-    if found := re.fullmatch(f"{name}: {name} × {name}", text, re.ASCII): return relation(*found.groups())
+    if parts := re.fullmatch(f"{name}: {name} × {name}", text, re.ASCII): return relation(*parts.groups())
     raise ValueError(f"{text!r:.80} is no relation, such as 'edges: T × T'")
 
 
 def as_relation(given: object, where: str) -> Any:
-    """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises
-    TypeError."""
+    """Return a relation, or the one of that name that every batch or session has; a stand-in for one in a law stays.
+    Raises TypeError for anything else."""
     if hasattr(given, "rows") and hasattr(given, "cols"): return given
     if isinstance(given, str) and given in NAMED: return NAMED[given]
     raise TypeError(f"{where}: {given!r:.80} is no relation: {', '.join(NAMED)}, or relation(name, rows, columns)")
@@ -87,7 +88,7 @@ class Sparse(NamedTuple):
     relation: Relation | None = None
 
     def meets(self, rows: int) -> None:
-        """Raises ValueError unless its columns are so many rows."""
+        """Raise ValueError unless it has as many columns as there are rows."""
         if self.shape[1] != rows:
             what = f"relation {self.relation}" if self.relation else "a relation"
             raise ValueError(f"{what}: it is {self.shape[0]} × {self.shape[1]} in this batch, but the value has {rows} "
@@ -96,17 +97,17 @@ class Sparse(NamedTuple):
 
     @classmethod
     def of(cls, given: object, where: str) -> Sparse:
-        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite
-        numbers of float32, and for entries beyond its shape, which scipy does not look for."""
-        if isinstance(given, Sparse): made = given
+        """Build it from a scipy matrix or an array, whose zeros are absent. Raises ValueError for a value that is no
+        matrix of finite numbers of float32, and for entries beyond its shape, which scipy does not check."""
+        if isinstance(given, Sparse): sparse = given
         elif hasattr(given, "tocsr"):
             check_bounds(given, where)
-            found = given.tocsr().copy()
-            check_real(found.dtype, where)
-            found.sum_duplicates()
-            height, width = map(int, found.shape)
-            made = cls(np.asarray(found.indptr, np.int64), np.asarray(found.indices, np.int64),
-                       np.asarray(found.data, np.float64),
+            csr = given.tocsr().copy()
+            check_real(csr.dtype, where)
+            csr.sum_duplicates()
+            height, width = map(int, csr.shape)
+            sparse = cls(np.asarray(csr.indptr, np.int64), np.asarray(csr.indices, np.int64),
+                       np.asarray(csr.data, np.float64),
                        (height, width))
         else:
             if (array := np.asarray(given)).ndim != 2:
@@ -114,17 +115,17 @@ class Sparse(NamedTuple):
             check_real(array.dtype, where)
             rows, at = np.nonzero(array)
             starts = np.searchsorted(rows, np.arange(len(array) + 1))
-            made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64),
+            sparse = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64),
                        array.shape)
-        made.check(where)
-        if wrong := find_misfit(made.numbers):
+        sparse.check(where)
+        if wrong := find_misfit(sparse.numbers):
             (entry,), number = wrong
-            row = int(np.searchsorted(made.starts, entry, "right")) - 1
-            raise InputError(f"{where} has {number} in row {row}, column {made.at[entry]}")
-        return made
+            row = int(np.searchsorted(sparse.starts, entry, "right")) - 1
+            raise InputError(f"{where} has {number} in row {row}, column {sparse.at[entry]}")
+        return sparse
 
     def check(self, where: str) -> None:
-        """Raises ValueError, which names the first, unless every entry is within the shape."""
+        """Raise ValueError, which names the first wrong entry, unless every entry is within the shape."""
         height, width = self.shape
         if self.starts.shape != (height + 1,) or self.starts[0] != 0 or (np.diff(self.starts) < 0).any() \
                 or not self.starts[-1] == len(self.at) == len(self.numbers):
@@ -136,8 +137,8 @@ class Sparse(NamedTuple):
                              f"{self.at[wrong[0]]}")
 
     def single(self) -> NDArray[np.int64]:
-        """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has
-        not."""
+        """Return the column of each row, where a row has exactly one entry. Raises ValueError that names the first row
+        that has not."""
         counts = np.diff(self.starts)
         if len(wrong := np.flatnonzero(counts != 1)):
             space = f" in space {self.relation.rows}" if self.relation else ""
@@ -146,17 +147,17 @@ class Sparse(NamedTuple):
         return self.at
 
     def dense(self, dtype: DTypeLike = np.float64) -> NDArray[Any]:
-        """The numbers, with zeros where there is no entry."""
-        found = np.zeros(self.shape, dtype)
-        found[np.repeat(np.arange(self.shape[0]), np.diff(self.starts)), self.at] = self.numbers
-        return found
+        """Return the numbers, with zeros where there is no entry."""
+        array = np.zeros(self.shape, dtype)
+        array[np.repeat(np.arange(self.shape[0]), np.diff(self.starts)), self.at] = self.numbers
+        return array
 
     def there(self) -> NDArray[np.bool_]:
-        """Where there is an entry, zero or not."""
+        """Return a mask of the entries, zero or not."""
         return self._replace(numbers=np.ones(len(self.at))).dense(bool)
 
     def layers(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
-        """The first entry of each row that has one, then the second, and so on: rows, columns, numbers."""
+        """Yield the first entry of each row that has one, then the second, and so on: rows, columns, numbers."""
         counts = np.diff(self.starts)
         for k in range(int(counts.max(initial=0))):
             rows = np.flatnonzero(counts > k)
@@ -165,12 +166,12 @@ class Sparse(NamedTuple):
 
 
 def check_real(dtype: np.dtype[Any], where: str) -> None:
-    """Raises ValueError for a number type that is not real: of complex entries the imaginary parts would be lost."""
+    """Raise ValueError for a number type that is not real: complex entries would lose their imaginary parts."""
     if dtype.kind not in "biuf": raise ValueError(f"{where} holds {dtype}: give real numbers")
 
 
 def check_bounds(given: csr_array, where: str) -> None:
-    """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write
+    """Raise ValueError where a scipy matrix has entries beyond its shape, by which its conversion would write
     elsewhere."""
     height, width = given.shape
     if hasattr(given, "check_format"):
@@ -178,14 +179,14 @@ def check_bounds(given: csr_array, where: str) -> None:
         except ValueError as error:
             raise ValueError(f"{where} is {height} × {width}, but has entries beyond that: {error}") from None
     for name, size in (("row", height), ("col", width)):
-        if isinstance(found := getattr(given, name, None),
-                      np.ndarray) and len(wrong := found[(found < 0) | (found >= size)]):
+        if isinstance(indices := getattr(given, name, None),
+                      np.ndarray) and len(wrong := indices[(indices < 0) | (indices >= size)]):
             raise ValueError(f"{where} is {height} × {width}, but has an entry in "
                              f"{'row' if name == 'row' else 'column'} {wrong[0]}")
 
 
 def of_sentences(name: str, starts: NDArray[np.int64]) -> Sparse:
-    """The relations between the sequences and the tokens of a batch, which every batch gives."""
+    """Return a relation between the sequences and the tokens of a batch, which every batch gives."""
     lengths, (s, t) = np.diff(starts), (len(starts) - 1, int(starts[-1]))
     if name in ("first", "last"):
         at = starts[:-1] if name == "first" else starts[1:] - 1

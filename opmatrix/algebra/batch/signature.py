@@ -1,9 +1,9 @@
-"""What crosses the border of a program, by name. A port is a value: the space of its rows, its columns and heads, its
-number type.
+"""Ports and signatures: the values that cross the border of a program, by name. A port is a value: the space of its
+rows, its columns and heads, its number type.
 
     Signature(inputs={"features": V × 128 float32, "tokens": T × 1 int64}, outputs=.., state=..)
 
-An input matrix is given with the batch, fields and relations are read of it; a piece of state is an input whose next
+An input matrix is given with the batch, fields and relations are read from it; a piece of state is an input whose next
 value is an output, in the same buffer."""
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from formats.core.errors import InputError
 
 __all__ = ["Port", "Signature"]
 
-FLOAT, INTEGER, HALF = "float32", "int64", "bf16"           # of values; of fields of a batch; caches may be narrower
+FLOAT, INTEGER, HALF = "float32", "int64", "bf16"           # number types: values; fields of a batch; narrower caches
 NUMBERS = FLOAT, INTEGER
 INFINITIES = -inf, inf
-NAMED_INFINITIES = [["-inf"]], [["inf"]], [["-inf", "inf"]]  # of a port, as JSON
+NAMED_INFINITIES = [["-inf"]], [["inf"]], [["-inf", "inf"]]  # infinite numbers of a port, as JSON
 CACHED = "C"                                                # the space of rows of caches
-HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}     # of caches: bf16 as its bits
+HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}  # types of caches: bf16 as its bits
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
-GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # what a batch gives
+GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # a matrix that a batch gives
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
 
 
 @dataclass(frozen=True)
 class Port:
-    """A value that crosses the border: rows of a space, each of so many heads of so many columns, in a number type.
-    `infinite`: the infinite numbers that an input of a program may hold; None in a term, which may be given any."""
+    """A value that crosses the border of a program: rows of a space, each of `heads` heads of `columns` columns, in a
+    number type. `infinite`: the infinite numbers that an input of a program may hold; None in a term, which may be
+    given any."""
     name: str
     space: str
     columns: int
@@ -44,7 +45,7 @@ class Port:
     infinite: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
-        more = "".join(f" or {each:g}" for each in self.infinite or ())
+        more = "".join(f" or {number:g}" for number in self.infinite or ())
         return f"{self.name}: {self.size} {self.number}{more}"
 
     @property
@@ -52,8 +53,8 @@ class Port:
         return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
 
     def described(self) -> list[object]:
-        """As JSON."""
-        more = [[f"{each:g}" for each in self.infinite]] if self.infinite else []
+        """Return the port as JSON."""
+        more = [[f"{number:g}" for number in self.infinite]] if self.infinite else []
         return [self.space, self.columns, self.heads, self.number, *more]
 
     @classmethod
@@ -77,24 +78,24 @@ class Port:
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
     def matrix(self, given: object, where: str) -> GivenMatrix:
-        """The numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, and
-        InputError for NaN, for what is beyond float32, and for an infinite number that it may not hold."""
-        found = np.asarray(given)
+        """Return the numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another
+        shape, and InputError for NaN, for a number beyond float32, and for an infinite number that it may not hold."""
+        matrix = np.asarray(given)
         wanted = (self.columns,) if self.heads == 1 else (self.heads, self.columns)
-        if found.dtype.kind not in "fiu" or found.ndim != 1 + len(wanted) or found.shape[1:] != wanted:
-            raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
-        if wrong := find_misfit(found, INFINITIES if self.infinite is None else self.infinite):
+        if matrix.dtype.kind not in "fiu" or matrix.ndim != 1 + len(wanted) or matrix.shape[1:] != wanted:
+            raise ValueError(f"{where} {self}: the batch gives {matrix.dtype}{list(matrix.shape)}")
+        if wrong := find_misfit(matrix, INFINITIES if self.infinite is None else self.infinite):
             raise InputError(f"{where} {self}: the batch gives {wrong[1]} at {[*wrong[0]]}")
-        return found
+        return matrix
 
 
 def check_cache(number: object) -> None:
-    """Raises InputError for what is no number type of caches."""
+    """Raise InputError unless this is a number type of caches."""
     if number not in HELD_NUMBERS: raise InputError(f"cache {number!r:.40}: give {' or '.join(HELD_NUMBERS)}")
 
 
 def widened(found: NDArray[Any]) -> NDArray[Any]:
-    """Numbers of a value as float32 or float64: of bf16, whose bits are uint16, those that they say."""
+    """Return the numbers of a value as float32 or float64: bf16, whose bits are uint16, is widened."""
     if found.dtype != HELD_NUMBERS[HALF]: return found
     from formats.storage.bf16 import widen_bits
     return np.asarray(widen_bits(found))
@@ -102,37 +103,38 @@ def widened(found: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a program reads and gives: matrices and fields, relations as texts, outputs, and of each piece of state the
-    value that is its next one."""
+    """The inputs and outputs of a program: matrices and fields, relations as texts, outputs, and for each piece of
+    state the value that is its next one."""
     inputs: Mapping[str, Port]
     relations: tuple[str, ...]
     outputs: Mapping[str, Port]
     state: Mapping[str, str]
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
-        ports = {name: {each: port.described() for each, port in sorted(of.items())}
+        """Return the signature as JSON."""
+        ports = {name: {port_name: port.described() for port_name, port in sorted(of.items())}
                  for name, of in (("inputs", self.inputs), ("outputs", self.outputs))}
         return ports | {"relations": sorted(self.relations), "state": dict(sorted(self.state.items()))}
 
     def differs(self, said: object) -> str:
-        """In words where JSON that describes a signature does not describe this one; nothing where it does."""
-        own = self.described()
+        """Return, in words, the difference of this signature from one described as JSON; an empty text where there is
+        none."""
+        described = self.described()
         if not isinstance(said, dict): return f"it is {said!r:.60}, not an object"
-        for name in sorted({*own, *map(str, said)}):
-            if name not in own: return f"{name!r:.40} is no part of one"
+        for name in sorted({*described, *map(str, said)}):
+            if name not in described: return f"{name!r:.40} is no part of one"
             if name not in said: return f"{name!r} is missing"
-            if own[name] == said[name]: continue
-            both = isinstance(own[name], dict) and isinstance(said[name], dict)
-            for each in sorted({*own[name], *map(str, said[name])}) if both else ():
-                here, there = own[name].get(each), said[name].get(each)
-                if here != there: return f"{name}: {each!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
-            return f"{name} are {said[name]!r:.80}, but the steps have {own[name]!r:.80}"
+            if described[name] == said[name]: continue
+            both = isinstance(described[name], dict) and isinstance(said[name], dict)
+            for key in sorted({*described[name], *map(str, said[name])}) if both else ():
+                here, there = described[name].get(key), said[name].get(key)
+                if here != there: return f"{name}: {key!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
+            return f"{name} are {said[name]!r:.80}, but the steps have {described[name]!r:.80}"
         return ""
 
     def lines(self) -> list[str]:
-        """One for each direction, as comments."""
+        """Return a comment for each direction."""
         reads = [*map(str, self.inputs.values()), *self.relations]
         carried = [f"{name} -> {value}" for name, value in self.state.items()]
-        said = [("reads", reads), ("gives", [*map(str, self.outputs.values())]), ("state", carried)]
-        return [f"# {what} {', '.join(each)}" for what, each in said if each]
+        directions = [("reads", reads), ("gives", [*map(str, self.outputs.values())]), ("state", carried)]
+        return [f"# {what} {', '.join(texts)}" for what, texts in directions if texts]

@@ -1,5 +1,5 @@
-"""The reading of a term that writes down what it does: a line for each operation, in order, with the shape that comes
-out. Any other reading can take the lines one by one, so a term is split, counted and run from them."""
+"""The reading of a term that records its operations: a line for each, in order, with the shape of its result. Any other
+reading can take the lines one by one, so a term is split, counted and run from them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Operation(NamedTuple):
 
 @dataclass
 class Trace:
-    """The lines of a term, equal ones once."""
+    """The lines of a term; equal lines are one."""
     lines: list[Operation] = field(default_factory=list)
     known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -56,10 +56,10 @@ class TracedValue:
     def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
 
     def then(self, op: str, *others: TracedValue, more: tuple[Any, ...] = (), shape: Shape) -> TracedValue:
-        """The line of an operation on this value and others; one row where all of them are."""
+        """Write the line of an operation on this value and others; it is one row where all of them are."""
         taken = (self, *others)
-        level = all(each.line.level for each in taken)
-        return self.trace.write(op, tuple(each.at for each in taken), more, shape, level)
+        level = all(value.line.level for value in taken)
+        return self.trace.write(op, tuple(value.at for value in taken), more, shape, level)
 
     def act(self, matrix: Operator) -> TracedValue:
         shape = self.shape.act(matrix)
@@ -88,12 +88,12 @@ class TracedValue:
     def dropped(self, name: str, rate: float) -> TracedValue:
         return self.then("dropped", more=(name, rate), shape=self.shape)
 
-    # What backward lines are made of beside these: sums over all rows, of all sequences, and what forward keeps.
+    # Further operations of backward lines: sums over all rows, of all sequences, and values that forward saves.
 
     def kept(self) -> TracedValue: return self.then("kept", shape=self.shape)
     def summed(self) -> TracedValue: return self.then("summed", shape=self.shape._replace(rows=1))
     def outer(self, other: TracedValue) -> TracedValue:
-        """The numbers of each row times those of the other's row, summed over all rows."""
+        """Multiply the numbers of each row by those of the other's row, and sum over all rows."""
         shape = self.shape.turn().product(other.shape, "sum", None)
         return self.then("outer", other, shape=shape)
 
@@ -118,7 +118,8 @@ class TracedValue:
 
 
 def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:
-    """Columns of x @ W + b are those of W and of b, x @ W[:, lo:hi] + b[lo:hi]; None where they are of neither."""
+    """Return columns lo to hi of x @ W + b as x @ W[:, lo:hi] + b[lo:hi]; None for a value that is no such sum or
+    product."""
     line = value.line
     if line.op == "add":
         parts = [narrow_columns(TracedValue(value.trace, at), lo, hi) for at in line.args]
@@ -133,39 +134,39 @@ def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValu
 
 
 def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
-    """Rows, columns or heads lo to hi of an array, without hi."""
+    """Return rows, columns or heads lo to hi of an array, without hi."""
     axis %= len(data.shape)
     if (lo, hi) == (0, data.shape[axis]): return data
     if isinstance(data, Promised):
         shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1:])
-        found: Data = Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
+        part: Data = Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
     else:
-        found = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
-        found.key = f"{data.key}[{axis}:{lo}:{hi}]"         # another array of these numbers is no part of this one
-    found.cut_of, inside = data.cut_of or data, 0
+        part = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
+        part.key = f"{data.key}[{axis}:{lo}:{hi}]"         # another array of these numbers is no part of this one
+    part.cut_of, inside = data.cut_of or data, 0
     if data.cut_at is not None and data.cut_at[0] == axis - len(data.shape): inside = data.cut_at[1]
-    found.cut_at = axis - len(data.shape), inside + lo, inside + hi
-    return found
+    part.cut_at = axis - len(data.shape), inside + lo, inside + hi
+    return part
 
 
 MATRIX_AXES: tuple[tuple[Role, int], ...] = ("cols", -1), ("rows", -2), ("heads", -3)
 
 
 def sliced_at(data: Data, places: Mapping[Role, Bounds]) -> Data:
-    """What lies at some columns, rows and heads of an array, where it has these."""
+    """Return the part of an array at some columns, rows and heads, where it has these axes."""
     for role, axis in MATRIX_AXES:
         if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])
     return data
 
 
 class Reads(Protocol):
-    """What takes the values of others, by their numbers."""
+    """A line that takes the values of other lines, by their numbers."""
     @property
     def args(self) -> tuple[int, ...]: ...
 
 
 def renumber(lines: Sequence[Reads], results: set[int]) -> dict[int, int]:
-    """Where each line that some results take stands when no others are there."""
+    """Return the new number of each line that some results need, when the lines they do not need are left out."""
     needed = {*results}
     for at in range(len(lines) - 1, -1, -1):
         if at in needed: needed |= {*lines[at].args}
@@ -173,10 +174,10 @@ def renumber(lines: Sequence[Reads], results: set[int]) -> dict[int, int]:
 
 
 def trace(term: Operator, x: Shape) -> tuple[list[Operation], int]:
-    """The lines of a term at x, those alone that its result takes, and the line of the result. Line 0 is x."""
+    """Trace a term at x: return the lines that its result needs, and the line of the result. Line 0 is x."""
     start = Trace().write("input", (), (), x)
-    found: TracedValue = read(term, start, {})
-    lines = found.trace.lines
-    place = renumber(lines, {0, found.at})
-    kept = [lines[at]._replace(args=tuple(place[a] for a in lines[at].args)) for at in place]
-    return kept, place[found.at]
+    result: TracedValue = read(term, start, {})
+    lines = result.trace.lines
+    place = renumber(lines, {0, result.at})
+    needed_lines = [lines[at]._replace(args=tuple(place[a] for a in lines[at].args)) for at in place]
+    return needed_lines, place[result.at]

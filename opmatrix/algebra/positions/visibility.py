@@ -1,4 +1,4 @@
-"""Who sees whom in a batch, as readings of numbers ask: visible pairs of rows, shares of the rows that are seen,
+"""Visibility in a batch, as readings of numbers need it: visible pairs of rows, shares of the rows that are seen,
 entries that a mask of the batch drops."""
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ Seen: TypeAlias = "NDArray[np.bool_] | None"
 
 
 def needed(batch: Fields | None, what: object) -> Fields:
-    """The batch, where something depends on it."""
+    """Return the batch, where something depends on it. Raises TypeError where there is none."""
     if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
     return batch
 
 
 def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields | None, key: Places) -> Truth:
-    """Whether these rows see those."""
+    """Return where rows `query` of the queries see rows `key` of the keys."""
     return where.sees(needed(queries, f"the pattern {where}").token(query), needed(keys, where).token(key))
 
 
 def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, size: tuple[int, int]) -> Seen:
-    """Which of so many rows see which; None where everyone sees all. Raises ShapeError where the batch has others."""
+    """Return a mask, queries × keys, of the keys that each query sees; None where everyone sees all. Raises ShapeError
+    where the batch has another number of rows."""
     if where is everyone: return None
-    queries, keys = (needed(each, f"the pattern {where}") for each in (left, right))
+    queries, keys = (needed(fields, f"the pattern {where}") for fields in (left, right))
     if size != (queries.rows, keys.rows):
         raise ShapeError(f"product where {where}: scores are {size[0]} × {size[1]}, but the batch has {queries.rows} "
                          "rows" + (f" that see {keys.rows}" if queries is not keys else ""))
@@ -44,29 +45,30 @@ def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, siz
 
 
 def shares_of(z: Numeric, seen: Seen) -> Numeric:
-    """Softmax of each row among what it sees; 0 for what it does not see, and everywhere where it sees nothing."""
+    """Return softmax of each row among the columns that it sees; 0 for columns that it does not see, and everywhere
+    where it sees none."""
     z = z if seen is None else np.where(seen, z, -np.inf)
     top = z.max(-1, keepdims=True, initial=-np.inf)
-    found = np.exp(z - np.where(top > -np.inf, top, 0))
-    mass = found.sum(-1, keepdims=True)
-    return np.asarray(found / np.where(mass == 0, 1, mass))
+    powers = np.exp(z - np.where(top > -np.inf, top, 0))
+    mass = powers.sum(-1, keepdims=True)
+    return np.asarray(powers / np.where(mass == 0, 1, mass))
 
 
 def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
-    """The mask of a name that the batch gives, rows × columns or heads × rows × columns, as large as a value. Raises
-    ValueError where it gives none, or one of another shape."""
-    given = needed(batch, f"dropout {name!r}").whole.inputs
-    if name not in given:
+    """Return the mask of a name that the batch gives, rows × columns or heads × rows × columns, as large as a value.
+    Raises ValueError where the batch gives no mask of this name, or one of another shape."""
+    inputs = needed(batch, f"dropout {name!r}").whole.inputs
+    if name not in inputs:
         raise ValueError(f"dropout {name!r}: the batch gives no mask of this name: Batch(.., inputs={{{name!r}: "
                          "mask}})")
-    found = np.asarray(given[name])
-    if found.shape[-2:] != shape[-2:] or found.size not in (np.prod(shape[-2:]), np.prod(shape)):
-        raise ValueError(f"dropout {name!r}: the mask has shape {found.shape}, and the value {shape}")
-    return found
+    mask = np.asarray(inputs[name])
+    if mask.shape[-2:] != shape[-2:] or mask.size not in (np.prod(shape[-2:]), np.prod(shape)):
+        raise ValueError(f"dropout {name!r}: the mask has shape {mask.shape}, and the value {shape}")
+    return mask
 
 
 class Seeing(ByHeads):
-    """What a dense reading does of rows that see rows."""
+    """The operations of a dense reading on rows that see rows."""
     batch: Fields | None
 
     def shares(self, where: Pattern) -> Self:
@@ -76,12 +78,12 @@ class Seeing(ByHeads):
     def dropped(self, name: str, rate: float) -> Self:
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
     def fold(self, h: int) -> Self:
-        own = self.array.reshape(-1, *self.array.shape[-2:])
-        return self.of(own.reshape(h, -1, *own.shape[-2:]).sum(1))
+        stacked = self.array.reshape(-1, *self.array.shape[-2:])
+        return self.of(stacked.reshape(h, -1, *stacked.shape[-2:]).sum(1))
 
 
 class SeeingEntries:
-    """What an entrywise reading does of rows that see rows."""
+    """The operations of an entrywise reading on rows that see rows."""
     value: NDArray[np.object_]
     batch: Fields | None
 
@@ -99,24 +101,24 @@ class SeeingEntries:
     def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:          # type: ignore[misc]    # mixed into it
         mask = np.broadcast_to(mask_of(self.batch, name, self.value.shape), self.value.shape)
         scale = self.number(1.0) / self.number(1 - rate)
-        found = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
-        return replace(found)
+        reading = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
+        return replace(reading)
 
     def fold(self: Entrywise, h: int) -> Entrywise:                             # type: ignore[misc]    # mixed into it
-        own, rows, cols = self.value.shape
-        def at(k: int, r: int, j: int) -> object: return sum(self.value[k * (own // h):(k + 1) * (own // h), r, j])
+        heads, rows, cols = self.value.shape
+        def at(k: int, r: int, j: int) -> object: return sum(self.value[k * (heads // h):(k + 1) * (heads // h), r, j])
         return self.of((h, rows, cols), at)
 
 
 def check_scores(scores: Shape, where: Pattern) -> None:
-    """Raises ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
+    """Raise ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
     instead, or rows of another space than its relation."""
     if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
-    numbers = next((each for each in scores[1:] if not isinstance(each, Space) and each is not N), None)
+    numbers = next((size for size in scores[1:] if not isinstance(size, Space) and size is not N), None)
     if numbers is not None:
         raise ShapeError(f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
                          "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
-    for relation in (each.relation for each in where.parts or (where,) if each.relation is not None):
+    for relation in (part.relation for part in where.parts or (where,) if part.relation is not None):
         wanted = space(relation.rows), space(relation.cols)
         if scores.cols not in (T, N, wanted[1]):            # rows may have been picked, and stand where they stood
             raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "

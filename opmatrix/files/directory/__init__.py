@@ -1,1 +1,1 @@
-"""What the files of a model's directory say about texts, beside its weights and its config."""
+"""Files about texts in a model's directory, beside its weights and its config."""

@@ -1,5 +1,5 @@
-"""The value of a key that a config.json leaves out, by family: transformers' own defaults, which it does not write into
-every file. Only sizes and settings that a family reads; what is null is null."""
+"""Values of the keys that a config.json leaves out, by family: the defaults of transformers, which it does not write
+into every file. Only sizes and settings that a family reads are here; a null in a file stays null."""
 from collections.abc import Mapping
 
 BERT = dict(vocab_size=30522, hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=12,

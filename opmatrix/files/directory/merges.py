@@ -1,5 +1,5 @@
-"""Tokenizers that GGUF files hold: byte pairs that merge (Sennrich et al. 2016), by the rules of the pre-tokenizer that
-is named."""
+"""Tokenizers of GGUF files: byte pairs that merge (Sennrich et al. 2016), with the rules of the pre-tokenizer that the
+file names."""
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 KEY = "tokenizer.ggml."
-CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special ones, others
+CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special, user-defined
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
          r"|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
@@ -22,29 +22,29 @@ UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+",
 
 
 class Rule(NamedTuple):
-    """How words are cut: by patterns in turn, or as GPT-2's, with or without each digit apart; whether whole words go
-    before merges, and whether texts begin with a token of their own where the file says nothing (llama.cpp,
-    llama-vocab)."""
+    """The rules of a pre-tokenizer (llama.cpp, llama-vocab). `split`: patterns that split words in turn, or GPT-2's
+    rule (None), or that with each digit apart. `whole`: whole words are looked up before merges. `begins`: texts begin
+    with a token of their own unless the file says otherwise."""
     split: tuple[str, ...] | str | None = None
     whole: bool = False
     begins: bool = False
 
 
 RULES = {"gpt-2": Rule(), "default": Rule(UNNAMED), "smollm": Rule("digits"), "qwen2": Rule((SPLIT.format(""),)),
-         "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True)}           # by the name of a pre-tokenizer; a file
-                                                                            # that names none means "default"
+         "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True)}           # by name of the pre-tokenizer; a file
+                                                                            # without a name means "default"
 
 
 @unpanicked()
 def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
-    """The text of a tokenizer.json that does what the keys of a GGUF file say, for a model with so many rows of tokens.
-    Raises InputError for another kind, and for a vocabulary that does not fit."""
+    """Return the text of a tokenizer.json that is equal to the tokenizer of a GGUF file's keys, for a model with this
+    many `rows` of tokens. Raises InputError for another kind of tokenizer, and for a vocabulary that does not fit."""
     import tokenizers
     from tokenizers import models, processors
     tokens, merges, kinds = (listed(said, name, file) for name in ("tokens", "merges", "token_type"))
     for name, known in (("model", ["gpt2"]), ("pre", [*RULES])):
-        if (found := said.get(KEY + name, "default" if name == "pre" else None)) not in known:
-            raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: what is read is {', '.join(known)}")
+        if (value := said.get(KEY + name, "default" if name == "pre" else None)) not in known:
+            raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: what is read is {', '.join(known)}")
     if len(tokens) != rows:
         raise InputError(f"{file}: {len(tokens)} tokens, but the model has {rows}: take another file")
     if len(kinds) != rows: raise InputError(f"{file}: {len(kinds)} types of {rows} tokens: take another file")
@@ -57,29 +57,30 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
         raise InputError(f"{file}: {KEY}add_sep_token is True: texts would be read without it: take another file")
     try:
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-        made = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule.whole))
-        made.pre_tokenizer, made.decoder = before(rule.split), tokenizers.decoders.ByteLevel()
+        bpe = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule.whole))
+        bpe.pre_tokenizer, bpe.decoder = before(rule.split), tokenizers.decoders.ByteLevel()
         for wanted in (CONTROL, OWN):
             added = [tokenizers.AddedToken(token, special=wanted == CONTROL, normalized=False)
                      for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
-            (made.add_special_tokens if wanted == CONTROL else made.add_tokens)(added)
+            (bpe.add_special_tokens if wanted == CONTROL else bpe.add_tokens)(added)
         if first or last:
-            made.post_processor = processors.TemplateProcessing(
+            bpe.post_processor = processors.TemplateProcessing(
                 single=[*first, "$A", *last],
-                special_tokens=[(each, vocabulary[each]) for each in dict.fromkeys(first + last)])
+                special_tokens=[(token, vocabulary[token]) for token in dict.fromkeys(first + last)])
     except Exception as error:
         raise InputError(f"{file}: its vocabulary is no tokenizer ({error!s:.200}): get it again") from error
-    return str(made.to_str())
+    return str(bpe.to_str())
 
 
 def switch(said: Mapping[str, object], name: str, default: bool, file: Path) -> bool:
-    """What is true or false of a tokenizer."""
-    if type(found := said.get(KEY + name, default)) is bool: return found
-    raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: it must be true or false")
+    """Return a flag of a tokenizer. Raises InputError for any other value than true and false."""
+    if type(value := said.get(KEY + name, default)) is bool: return value
+    raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: it must be true or false")
 
 
 def special(said: Mapping[str, object], name: str, default: bool, tokens: list[str], file: Path) -> list[str]:
-    """The token that every text begins or ends with, if the file, or its silence, says so."""
+    """Return the token that every text begins or ends with, as a list of one; empty if the file, or its default, has
+    none."""
     if not switch(said, f"add_{name}", default, file): return []
     if type(at := said.get(f"{KEY}{name}_id")) is int and 0 <= at < len(tokens): return [tokens[at]]
     raise InputError(f"{file}: {KEY}{name}_id is {at!r:.40}: texts have it, so it must be a whole number below "
@@ -87,17 +88,17 @@ def special(said: Mapping[str, object], name: str, default: bool, tokens: list[s
 
 
 def listed(said: Mapping[str, object], name: str, file: Path) -> list[Any]:
-    """A list of texts, or of numbers."""
-    found, kind = said.get(KEY + name), int if name == "token_type" else str
-    if isinstance(found, list) and all(type(each) is kind for each in found): return found
-    raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: a list is needed")
+    """Return a list of texts, or of numbers. Raises InputError for any other value."""
+    values, kind = said.get(KEY + name), int if name == "token_type" else str
+    if isinstance(values, list) and all(type(value) is kind for value in values): return values
+    raise InputError(f"{file}: {KEY}{name} is {values!r:.40}: a list is needed")
 
 
 def before(rule: tuple[str, ...] | str | None) -> "PreTokenizer":
-    """What cuts a text into words before bytes merge."""
+    """Return the pre-tokenizer, which splits a text into words before bytes merge."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
     if rule is None: return ByteLevel(add_prefix_space=False)
     if rule == "digits": return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    return Sequence([*(Split(Regex(each), "isolated") for each in rule),
+    return Sequence([*(Split(Regex(pattern), "isolated") for pattern in rule),
                      ByteLevel(add_prefix_space=False, use_regex=False)])

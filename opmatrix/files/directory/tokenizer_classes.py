@@ -1,6 +1,6 @@
-"""Classes of tokenizers as transformers has them, from version 5 on. A plain class takes tokenizer.json as it is.
-Others take words and merges of it, and make the rest by tokenizer_config.json and by defaults of their own: where files
-differ, tokenizer.json is not what counts."""
+"""Classes of tokenizers as transformers has them, from version 5 on. A plain class takes tokenizer.json as it is. The
+other classes take its words and merges, and make the rest from tokenizer_config.json and from their own defaults: if
+the files differ, tokenizer.json does not count."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,20 +10,20 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class TokenizerFlag(NamedTuple):
-    """A flag of tokenizer_config.json: its default, and what null is read as: that, null itself, or nothing."""
+    """A flag of tokenizer_config.json: its default, and the meaning of null: the default, null itself, or an error."""
     default: bool | None
     null: str = ""                                          # DEFAULT, ITSELF, or refused
 
 
 DEFAULT, ITSELF = "default", "itself"
-TokenizerPart: TypeAlias = Callable[[JsonObject, JsonObject], JsonObject | None]    # of settings and a tokenizer.json
+TokenizerPart: TypeAlias = Callable[[JsonObject, JsonObject], JsonObject | None]    # (settings, tokenizer.json) -> part
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """What a class makes of its settings, in the form of a tokenizer.json. `named` are its special tokens where no file
-    names others; `template` gives the tokens around a text, by the key of their names and the id of one without a name;
-    without a template the one of tokenizer.json stays."""
+    """The parts of a tokenizer.json that a class makes from its settings. `named`: its special tokens unless a file
+    names others. `template`: the tokens around a text, each as the key of its name and its id if it has no name;
+    without a template that of tokenizer.json stays."""
     named: Mapping[str, str | None]
     flags: Mapping[str, TokenizerFlag]
     model: TokenizerPart
@@ -31,70 +31,70 @@ class TokenizerClass:
     decoder: TokenizerPart
     normalizer: TokenizerPart = lambda settings, source: None
     template: tuple[tuple[str, int | None], tuple[str, int | None]] | None = None
-    extra: tuple[str, ...] = ()                             # special tokens besides, where no file lists any
-    again: bool = False                                     # special tokens are added once more, as plain ones
+    extra: tuple[str, ...] = ()                             # more special tokens, if no file lists any
+    again: bool = False                                     # True: special tokens are added once more, as plain ones
 
 
 def constant_part(part: JsonObject) -> TokenizerPart:
-    """A part that no setting changes."""
+    """Return a part that no setting changes."""
     return lambda settings, source: part
 
 
 def word_pieces(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """Word pieces (Schuster, Nakajima 2012)."""
+    """Return word pieces (Schuster, Nakajima 2012)."""
     return {"type": "WordPiece", "unk_token": str(settings["unk_token"]), "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100, "vocab": words_by_id(source["model"]["vocab"])}
 
 
 def byte_pairs(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """Byte pairs (Sennrich et al. 2016)."""
+    """Return byte pairs (Sennrich et al. 2016)."""
     return {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
             "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
             "vocab": words_by_id(source["model"]["vocab"]), "merges": source["model"]["merges"]}
 
 
 def unigrams(settings: JsonObject, source: JsonObject, unknown: int) -> JsonObject:
-    """Unigrams (Kudo 2018)."""
+    """Return unigrams (Kudo 2018)."""
     return {"type": "Unigram", "unk_id": unknown, "byte_fallback": False, "vocab": source["model"]["vocab"]}
 
 
 def words_by_id(words: object) -> object:
-    """Words with their ids, from an object or from a list."""
+    """Return words with their ids, from an object or from a list."""
     if not isinstance(words, list): return words
     return {word[0] if isinstance(word, list) else word: place for place, word in enumerate(words)}
 
 
 def bert_text(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """Lower case, accents and Chinese letters as settings say."""
+    """Return the normalizer of BERT: lower case, accents and Chinese letters as the settings say."""
     return {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": settings["tokenize_chinese_chars"],
             "strip_accents": settings["strip_accents"], "lowercase": settings["do_lower_case"]}
 
 
 def byte_letters(settings: JsonObject, source: JsonObject, regex: bool = True) -> JsonObject:
-    """Letters for bytes, words apart by GPT-2's rule where it is not said otherwise."""
+    """Return the pre-tokenizer with a letter for each byte; it splits words by GPT-2's rule if `regex`."""
     return {"type": "ByteLevel", "add_prefix_space": settings["add_prefix_space"], "trim_offsets": True,
             "use_regex": regex}
 
 
 def qwen_words(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """Words apart by Qwen's rule, then letters for bytes."""
+    """Return the pre-tokenizer that splits words by Qwen's rule, with a letter for each byte."""
     words = {"type": "Split", "pattern": {"Regex": QWEN_WORDS}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [words, byte_letters(settings, source, regex=False)]}
 
 
 def space_mark(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """The mark of a space, as a part of its own or as a decoder."""
+    """Return the mark of a space, a part that can be a pre-tokenizer or a decoder."""
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
     return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": True}
 
 
 def marked_words(settings: JsonObject, source: JsonObject) -> JsonObject:
-    """Words apart by spaces, each behind the mark of one."""
+    """Return the pre-tokenizer that splits words at spaces, each behind the mark of a space."""
     return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, space_mark(settings, source)]}
 
 
 def characters(settings: JsonObject, source: JsonObject) -> JsonObject | None:
-    """The first table of characters among the normalizers of a tokenizer.json; the rest is left out."""
+    """Return the first table of characters among the normalizers of a tokenizer.json; the others are left out."""
     normalizer = source.get("normalizer") or {}
     steps = normalizer["normalizers"] if normalizer.get("type") == "Sequence" else [normalizer]
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
@@ -139,4 +139,4 @@ PLAIN_CLASS = "TokenizersBackend"
 REGISTERED = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer",
               "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer",
               **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")}      # by model_type
-MISNAMED = "qwen2",                                         # families whose files are not asked for a class
+MISNAMED = "qwen2",                                         # families whose files name a wrong class

@@ -1,4 +1,4 @@
-"""The tokenizer of a directory: tokenizer.json with all that the files beside it say, as transformers reads them."""
+"""The tokenizer of a directory: tokenizer.json together with the files beside it, as transformers reads them."""
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,30 +30,30 @@ EXTRA, OLD_EXTRA, DECODER = "extra_special_tokens", "additional_special_tokens",
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What the files of a directory say about its tokenizer, beside the tokenizer.json itself."""
+    """The entries of the files about the tokenizer, beside tokenizer.json itself."""
     directory: Path
-    config: JsonObject                                      # of tokenizer_config.json
-    special: JsonObject                                     # of special_tokens_map.json
-    added: JsonObject                                       # of added_tokens.json
+    config: JsonObject                                      # the entries of tokenizer_config.json
+    special: JsonObject                                     # the entries of special_tokens_map.json
+    added: JsonObject                                       # the entries of added_tokens.json
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerFiles":
-        """Raises InputError for a file that is no JSON object. Where tokenizer_config.json lists the added tokens, no
-        older file is read."""
+        """Read the files. Raises InputError for a file that is no JSON object. If tokenizer_config.json lists the added
+        tokens, no older file is read."""
         config = read_absent(directory / TOKENIZER_CONFIG)
         if DECODER in config: return cls(directory, config, {}, {})
         return cls(directory, config, read_absent(directory / SPECIAL_TOKENS), read_absent(directory / ADDED_TOKENS))
 
     def file_of(self, key: str) -> Path:
-        """The file that a key is read from."""
+        """Return the file that a key is read from."""
         return self.directory / (SPECIAL_TOKENS if key in self.special else TOKENIZER_CONFIG)
 
     def get(self, key: str, default: object = None) -> Any:
-        """The value of a key: special_tokens_map.json goes before tokenizer_config.json."""
+        """Return the value of a key: special_tokens_map.json goes before tokenizer_config.json."""
         return self.special.get(key, self.config.get(key, default))
 
     def flag(self, key: str, setting: TokenizerFlag) -> bool | None:
-        """The value of a flag. Raises InputError for what is none."""
+        """Return the value of a flag. Raises InputError for any other value."""
         value = self.get(key, setting.default)
         if value is None and setting.null == DEFAULT: return setting.default
         if type(value) is bool or (value is None and setting.null == ITSELF): return value
@@ -61,7 +61,7 @@ class TokenizerFiles:
 
 
 def read_absent(file: Path) -> JsonObject:
-    """The entries of a JSON file, none where it is absent. Raises InputError where it holds no object."""
+    """Read the entries of a JSON file; none if the file is absent. Raises InputError if it holds no object."""
     if not file.exists(): return {}
     entries = read_json(file, integer=int)                  # "no limit" is written as 10^30
     if not isinstance(entries, dict): raise InputError(f"{file}: {type(entries).__name__}, not a JSON object: mend it")
@@ -69,7 +69,7 @@ def read_absent(file: Path) -> JsonObject:
 
 
 def class_name(model: JsonObject, files: TokenizerFiles) -> str | None:
-    """The class that a model's files name. Raises InputError where the name is no text."""
+    """Return the class that a model's files name. Raises InputError if the name is no text."""
     where, name = files.directory / TOKENIZER_CONFIG, files.config.get("tokenizer_class")
     if not name: where, name = files.directory / CONFIG, model.get("tokenizer_class")
     if not name or isinstance(name, str): return name or None
@@ -77,8 +77,8 @@ def class_name(model: JsonObject, files: TokenizerFiles) -> str | None:
 
 
 def class_of(model: JsonObject, files: TokenizerFiles) -> TokenizerClass | None:
-    """The class that a model's files name, or else that of its family; None for the plain one, and for any class that
-    is not known here. Raises InputError where the name is no text."""
+    """Return the class that a model's files name, or else that of its family; None for the plain class, and for an
+    unknown one. Raises InputError if the name is no text."""
     name = class_name(model, files)
     registered = REGISTERED.get(str(model.get("model_type")), PLAIN_CLASS)
     if not name or str(model.get("model_type")) in MISNAMED: return TOKENIZER_CLASSES.get(registered)
@@ -89,7 +89,8 @@ def class_of(model: JsonObject, files: TokenizerFiles) -> TokenizerClass | None:
 
 @dataclass
 class SpecialTokens:
-    """Tokens that are never taken apart: by name, without a name, and all that files list by id."""
+    """Tokens that are never split: `named` by name, `extra` without a name, and `listed` by id as the files list
+    them."""
     files: TokenizerFiles
     listed: dict[int, "tokenizers.AddedToken"] = field(default_factory=dict)
     named: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, files: TokenizerFiles, source: JsonObject, kind: TokenizerClass | None) -> "SpecialTokens":
-        """Raises InputError for an entry that is no token."""
+        """Read the special tokens. Raises InputError for an entry that is no token."""
         tokens = cls(files)
         tokens.named = dict.fromkeys(USUAL_NAMES) | tokens.read_named(kind.named if kind else padding_token(source))
         tokens.extra = tokens.read_extra(list(kind.extra) if kind else [])
@@ -108,7 +109,7 @@ class SpecialTokens:
         return tokens
 
     def read_named(self, defaults: Mapping[str, str | None]) -> JsonObject:
-        """The tokens that have a name: a usual one, or any that ends in _token."""
+        """Return the tokens that have a name: a usual one, or any that ends in _token."""
         files, named = self.files, dict[str, Any](defaults)
         for key, value in (files.config | files.special).items():
             if key in USUAL_NAMES or (key.endswith("_token") and isinstance(value, str | dict)):
@@ -118,7 +119,7 @@ class SpecialTokens:
         return named | {key: self.token(EXTRA, value) for key, value in extra.items()}
 
     def read_extra(self, defaults: list[str]) -> list[Any]:
-        """The tokens that have none."""
+        """Return the tokens without a name."""
         config, special = self.files.config, self.files.special
         key = OLD_EXTRA if OLD_EXTRA in config and not config.get(EXTRA) else EXTRA
         listed = config.get(key)
@@ -131,7 +132,7 @@ class SpecialTokens:
         return [self.token(key, value, EXTRA in special) for value in listed]
 
     def read_listed(self, source: JsonObject) -> dict[int, "tokenizers.AddedToken"]:
-        """Tokens by their ids, of tokenizer_config.json, or else of added_tokens.json and of tokenizer.json."""
+        """Return tokens by their ids, from tokenizer_config.json, or else from added_tokens.json and tokenizer.json."""
         import tokenizers
         files = self.files
         if DECODER in files.config: return {int(place): self.token(DECODER, value)
@@ -144,7 +145,7 @@ class SpecialTokens:
         return listed
 
     def token(self, key: str, value: object, special: bool = False) -> Any:
-        """A token from its text, or from an object with its flags."""
+        """Return a token from its text, or from an object with its flags."""
         import tokenizers
         if isinstance(value, str): return value
         if isinstance(value, dict) and "content" in value:
@@ -154,7 +155,7 @@ class SpecialTokens:
                          "object with its content and flags")
 
     def add_to(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        """Adds to a tokenizer all tokens that it lacks; of tokens that it has, flags may change."""
+        """Add the tokens that a tokenizer lacks; flags of tokens that it has may change."""
         import tokenizers
         added = [self.listed[place] for place in sorted(self.listed)]
         present = {token.content for token in tokenizer.get_added_tokens_decoder().values()} | {*map(str, added)}
@@ -167,26 +168,26 @@ class SpecialTokens:
         tokenizer.add_tokens(added)
 
     def add_again(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        """Adds all special tokens once more, with plain flags."""
+        """Add all special tokens once more, with plain flags."""
         import tokenizers
         words = dict.fromkeys(str(token) for token in (*self.named.values(), *self.extra) if token is not None)
         tokenizer.add_tokens([tokenizers.AddedToken(word, special=True) for word in words])
 
 
 def padding_token(source: JsonObject) -> dict[str, str | None]:
-    """The token that a tokenizer.json pads with, which a plain class takes for its own."""
+    """Return the token that a tokenizer.json pads with, which a plain class takes as its padding token."""
     padding = source.get("padding")
     return {"pad_token": padding["pad_token"]} if padding else {}
 
 
-# ---- the whole
+# ---- the whole tokenizer
 
 @unpanicked()
 def effective_text(text: str, directory: Path, model: JsonObject) -> str:
-    """The tokenizer.json that says what transformers makes of all files of a directory, whose config.json is `model`.
-    A text that is no JSON object stays, to be refused where it is read. Where no file names a class, and transformers
-    could run none of the family's on it, the tokenizer.json counts as it is. Raises InputError, which names file and
-    key, for what no tokenizer is made of."""
+    """Return the tokenizer.json that transformers would make from all files of a directory, whose config.json is
+    `model`. A text that is no JSON object is returned unchanged, to be refused where it is read. If no file names a
+    class, and transformers could not run that of the family on it, tokenizer.json counts as it is. Raises InputError,
+    which names file and key, if no tokenizer can be made."""
     try: source = parse_json(text, TOKENIZER, integer=int)
     except InputError: return text
     if not isinstance(source, dict): return text
@@ -202,13 +203,13 @@ def effective_text(text: str, directory: Path, model: JsonObject) -> str:
 
 
 class UnfitClass(InputError):
-    """A tokenizer.json of which a class makes no tokenizer, or one that no text can be read with."""
+    """A tokenizer.json from which a class cannot make a tokenizer, or makes one that can read no text."""
 
 
 def build_text(text: str, source: JsonObject, files: TokenizerFiles, kind: TokenizerClass | None,
                rows: int | None = None) -> str:
-    """The text of a tokenizer of a class, or of the plain one, for a model with so many rows. Raises InputError, and
-    UnfitClass."""
+    """Return the text of a tokenizer of a class, or of the plain one, for a model with this many `rows` of tokens.
+    Raises InputError, and UnfitClass."""
     settings = {} if kind is None else {key: files.flag(key, setting) for key, setting in kind.flags.items()}
     try:
         tokens = SpecialTokens.read(files, source, kind)
@@ -224,7 +225,7 @@ def build_text(text: str, source: JsonObject, files: TokenizerFiles, kind: Token
 
 
 def plain_text(text: str, tokens: SpecialTokens) -> str:
-    """The text of a tokenizer that is read as it is, which is changed only where tokens are added."""
+    """Return the text of a tokenizer that is read as it is; it changes only if tokens are added."""
     import tokenizers
     plain = tokenizers.Tokenizer.from_str(text)
     before = repr(plain.get_added_tokens_decoder())
@@ -234,16 +235,17 @@ def plain_text(text: str, tokens: SpecialTokens) -> str:
 
 def class_text(source: JsonObject, tokens: SpecialTokens, kind: TokenizerClass, settings: JsonObject,
                rows: int | None) -> str:
-    """The text of a tokenizer that a class makes of the words and merges of a tokenizer.json. Raises UnfitClass."""
+    """Return the text of a tokenizer that a class makes from the words and merges of a tokenizer.json. Raises
+    UnfitClass."""
     import tokenizers
     settings = settings | {name: token for name, token in tokens.named.items() if name in kind.named}
     parts = {"model": kind.model, "normalizer": kind.normalizer, "pre_tokenizer": kind.pre_tokenizer,
              "decoder": kind.decoder}
-    made = {name: part(settings, source) for name, part in parts.items()}
+    components = {name: part(settings, source) for name, part in parts.items()}
     processor = None if kind.template else source.get("post_processor") or None
     rest: JsonObject = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
                         "post_processor": processor}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(rest | made))
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(rest | components))
     tokens.add_to(tokenizer)
     if kind.again: tokens.add_again(tokenizer)
     if kind.template: tokenizer.post_processor = text_between(tokenizer, tokens.named, rows, *kind.template)
@@ -252,8 +254,8 @@ def class_text(source: JsonObject, tokens: SpecialTokens, kind: TokenizerClass, 
 
 def text_between(tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None,
                  *around: tuple[str, int | None]) -> Any:
-    """A text between two tokens, of which an empty name stands for none. Raises UnfitClass where a token has no id
-    below the number of rows."""
+    """Return the template of a text between two tokens; an empty name means no token. Raises UnfitClass for a token
+    without an id below the number of rows."""
     from tokenizers.processors import TemplateProcessing
     around_ids = {}
     for name, default in around:

@@ -1,1 +1,1 @@
-"""The cost of a strategy: seconds and bytes of a step, as formulas of its sizes."""
+"""The cost of a strategy that spreads a model over many devices: time and memory, as formulas of its sizes."""

@@ -1,4 +1,4 @@
-"""What data sheets do not state: eight constants, each a fraction of a number of a data sheet, or a latency. They were
+"""Eight constants that data sheets do not state, each a fraction of a number of a data sheet, or a latency. They were
 fitted once (`python benchmarks/planner.py FILE --fit`) and hold for every machine."""
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ CONSTANTS_FILE = Path(__file__).with_suffix(".json")
 
 
 class Constants(NamedTuple):
-    """`matrix`: of the rate of products; `idle`: of all cores, the share that a product leaves idle for as long as one
-    of its tiles takes, a half where the last round is as likely full as empty; `memory`: of the bandwidth of memory;
-    `near`, `far`: of the bandwidth of the nearest links, and of those between nodes; `superstep`: seconds that two
-    ranks wait for the later one where they meet; `gap`: seconds of the host for an operation; `hidden`: of sums of
-    gradients that can run beside backward, the share that does."""
-    matrix: float
-    idle: float
-    memory: float
-    near: float
-    far: float
-    superstep: float
-    gap: float
-    hidden: float
+    """Fractions of the rates of a data sheet, and latencies in seconds."""
+    matrix: float                                           # fraction of the data sheet's rate of products
+    idle: float                                             # share of all cores that a product leaves idle while
+                                                            # one of its tiles takes; a half: the last round is
+                                                            # as likely full as empty
+    memory: float                                           # fraction of the bandwidth of memory
+    near: float                                             # fraction of the bandwidth of the nearest links
+    far: float                                              # fraction of the bandwidth of the links between nodes
+    superstep: float                                        # seconds that two ranks wait for the later one
+    gap: float                                              # seconds of the host to launch an operation
+    hidden: float                                           # share that does run beside backward, of the gradient
+                                                            # sums that can
 
 
 @cache
 def load_constants() -> Constants:
-    """The constants that come along."""
+    """Return the fitted constants that the package ships."""
     return Constants(**json.loads(CONSTANTS_FILE.read_text("utf-8"))["constants"])

@@ -1,6 +1,6 @@
-"""What one layer of a model computes, sends, keeps and stores on a rank, as formulas of b sequences of s tokens, t
-tensor ranks, c context ranks and e ranks of experts: read off its term, forward and backward, once a kind of layer and
-strategy."""
+"""The work of one layer on a rank: operations, collectives, saved values and parameters, as formulas of b sequences of
+s tokens, t tensor ranks, c context ranks and e expert ranks. They are read off the layer's term, forward and backward,
+once for each kind of layer and strategy."""
 from __future__ import annotations
 
 import json
@@ -34,26 +34,24 @@ LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
 NO_SIZE = Formula(())
-WHOLE_READ = 8                                              # numbers of two bytes that are read at once
+WHOLE_READ = 8                                              # numbers of two bytes that a matrix unit reads at once
 
 
 @dataclass(frozen=True)
 class ProductWork:
-    """Products that are alike: rows x inner x cols, so many at once, and how many of them there are in a layer.
-    `numbers`: those it reads and makes, of which `scores` have one for each pair of tokens. `ragged`: columns of a head
-    that are no whole 16 bytes, which matrix units do not read. `again`: forward has made it already, whatever is kept;
-    `learns`: it gives a gradient of weights, for which nothing else waits."""
-    during: LayerPass
-    count: int
+    """Equal products of a layer: rows x inner x cols, `batch` of them at once, `count` times."""
+    during: LayerPass                                       # the pass that computes them
+    count: int                                              # how many of them a layer has
     rows: Formula
     inner: Formula
     cols: Formula
-    batch: Formula
-    numbers: Formula
-    scores: Formula
-    ragged: bool = False
-    again: bool = False
-    learns: bool = False
+    batch: Formula                                          # products of one batched call
+    numbers: Formula                                        # numbers that the product reads and writes
+    scores: Formula                                         # the part of them with one for each pair of tokens
+    ragged: bool = False                                    # columns of a head are no multiple of 16 bytes, so
+                                                            # matrix units do not read them
+    again: bool = False                                     # forward has computed it already, whatever is saved
+    learns: bool = False                                    # it gives a gradient of weights; no other step waits
 
     @property
     def between(self) -> bool: return bool(self.scores.terms)
@@ -61,33 +59,31 @@ class ProductWork:
 
 @dataclass(frozen=True)
 class CrossingWork:
-    """What a group of an axis makes of what its ranks hand over, in numbers, and how often a layer does so."""
+    """A collective of a group of ranks of an axis: its result in numbers, and how often a layer runs it."""
     during: LayerPass
     op: str
     axis: str
     count: int
-    whole: Formula
+    whole: Formula                                          # numbers of the result
 
 
-@dataclass(frozen=True, eq=False)                            # told apart by which they are
+@dataclass(frozen=True, eq=False)                           # compared by identity
 class LayerWork:
-    """One layer, or what stands before or behind all of them. `kept`: numbers by unit that backward reads; units of
-    `between` have one for each pair of tokens. `parameters`: numbers that a rank stores, of which `experts` are of
-    those that are there; `made`: numbers that these make of rows, which nothing keeps. `lines`: operations forward."""
+    """One layer, or the operations before or behind all layers. Equal layers that are different objects are unequal."""
     products: tuple[ProductWork, ...]
     crossings: tuple[CrossingWork, ...]
-    kept: Mapping[str, Formula]
-    between: frozenset[str]
-    masks: Mapping[str, Formula]
-    out: Formula
-    parameters: Formula
-    lines: int
-    experts: Formula = NO_SIZE
-    made: Formula = NO_SIZE
+    kept: Mapping[str, Formula]                             # numbers saved for backward, by unit
+    between: frozenset[str]                                 # units with one number for each pair of tokens
+    masks: Mapping[str, Formula]                            # numbers of dropout masks, by unit
+    out: Formula                                            # numbers of the output
+    parameters: Formula                                     # numbers of weights that a rank stores
+    lines: int                                              # operations forward
+    experts: Formula = NO_SIZE                              # the part of `parameters` that belongs to experts
+    made: Formula = NO_SIZE                                 # numbers that these experts compute of rows, not saved
 
 
 class ModelWork(NamedTuple):
-    """A model: layers that are alike with how many they are, and what stands before and behind."""
+    """A model: its kinds of layers, each with its count, and the operations before and behind all layers."""
     first: LayerWork
     layers: tuple[tuple[LayerWork, int], ...]
     last: LayerWork
@@ -99,16 +95,17 @@ class ModelWork(NamedTuple):
     def count(self) -> int: return sum(count for _, count in self.layers)          # type: ignore[override]
     @property
     def asks(self) -> bool:
-        """Whether rows ask experts."""
+        """True if the model routes rows to experts."""
         return any(work.experts.terms for work, _ in self.layers)
 
 
 def model_work(config: Settings, context: str = "ulysses", sequence: bool = False, dropout: float = 0) -> ModelWork:
-    """What a model computes, sends, keeps and stores, read off it once for a configuration and a strategy; of layers
-    that are all alike a few are read. Raises InputError for what has no pullback or no head."""
+    """Read the operations, collectives, saved values and parameters of a model, once for a configuration and a
+    strategy. Where all layers are alike only a few are read. Raises InputError for a model without a backward pass or
+    without a head."""
     def read(said: Settings) -> ModelWork:
-        found: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
-        return found
+        work: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
+        return work
     depth = spelling(config, "num_hidden_layers")
     count = config.get(depth)
     if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config): return read(config)
@@ -117,28 +114,28 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
 
 
 def layers_differ(config: Settings) -> bool:
-    """Whether a configuration says that layers differ."""
-    return any(key in config for key in UNEVEN) or any(isinstance(each, list | tuple) for each in config.values())
+    """True if a configuration says that layers differ."""
+    return any(key in config for key in UNEVEN) or any(isinstance(value, list | tuple) for value in config.values())
 
 
 @cache
 def read_model(config: str, context: str, sequence: bool, dropout: float) -> ModelWork:
-    """One reading, forward and backward, of a configuration as JSON."""
-    said = json.loads(config)
+    """Read the work of a configuration, given as JSON, from one forward and backward pass."""
+    settings = json.loads(config)
     axes: dict[str, tuple[LiveSize | str, str]] = dict(
         cp=("c", "gathered" if context == "ring" else context),
         tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
     batch = BatchSizes()
-    if count_experts(said):                                 # experts lie over ranks of data and of context
+    if count_experts(settings):                             # experts are sharded over the data and context ranks
         axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
         batch = BatchSizes(batch.sequences * DATA_RANKS)
-    plan = partition(promised(said, scores=True), Mesh.of(**axes), batch)
+    plan = partition(promised(settings, scores=True), Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
-    places = [at for at, work in enumerate(works) if any(each.between for each in work.products)]
+    places = [at for at, work in enumerate(works) if any(product.between for product in work.products)]
     if not places: raise InputError("planner: the model has no layer in which tokens meet")
     lo, hi = places[0], places[-1] + 1
-    sizes = normalise_config(said)
+    sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]
     return ModelWork(add_layers(works[:lo]), tuple((works[at], chunks[at].count) for at in places),
                      add_layers(works[hi:]), heads, sizes.get("num_key_value_heads") or heads,
@@ -146,19 +143,19 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
 
 
 def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
-    """Whether an array stands before all layers and behind them."""
+    """True if an array is stored both before and behind all layers."""
     def keys(chunks: Iterable[Chunk]) -> set[str]:
         return {key for chunk in chunks for key, _ in chunk.booked.stored()}
     return bool(keys(first) & keys(last))
 
 
 def read_layer(booked: BackwardBooked) -> LayerWork:
-    """The work of a chunk of a pullback."""
-    kept, masks = booked.kept(1, 0), booked.kept(0, 1)
-    held = {unit: of_a_rank(size) for unit, size in kept.items() if size != 0}
+    """Read the work of a chunk from its booked forward and backward steps."""
+    saved, masks = booked.kept(1, 0), booked.kept(0, 1)
+    held = {unit: of_a_rank(size) for unit, size in saved.items() if size != 0}
     between = frozenset(unit for unit, formula in held.items() if squares(formula))
     asked = [at for at, step in enumerate(booked.steps) if step.op == "answer"]
-    bodies = sum(bool(each.args) for at in asked for each in booked.steps[at].more[0])
+    bodies = sum(bool(step.args) for at in asked for step in booked.steps[at].more[0])
     stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items()]
     return LayerWork(
         tuple(read_products(booked)), tuple(read_crossings(booked)), held, between,
@@ -170,81 +167,82 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
 
 
 def of_a_rank(e: LiveSize) -> Formula:
-    """A size as a formula, where cuts are even. Experts are read among d ranks of data, each with b sequences: so e
-    ranks, d by those of context, have all experts together."""
+    """Return a size as a formula of one rank, with even shards. Experts are read among d data ranks, each with b
+    sequences, so e ranks (d times the context ranks) have all experts together."""
     return Formula.of(even(e).xreplace({DATA_RANKS: EXPERT_RANKS / CONTEXT_RANKS}))
 
 
 def lies_by_expert(mesh: Mesh, lies: Placement) -> bool:
-    """Whether an array has a matrix for each expert, of which a rank stores some."""
+    """True if an array has a matrix for each expert, and a rank stores some of them."""
     return mesh.experts is not None and lies.on(mesh.index(mesh.experts.name)) is not None
 
 
 def squares(formula: Formula) -> bool:
-    """Whether numbers grow with pairs of tokens."""
+    """True if the numbers grow with the pairs of tokens."""
     return any(is_of_pairs(powers) for _, powers in formula.terms)
 
 
 def is_of_pairs(powers: Powers) -> bool:
-    """Whether a product of powers has one number for each pair of tokens, at least."""
+    """True if a product of powers has at least one number for each pair of tokens."""
     return dict(powers).get("s", 0) > 1
 
 
 def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
-    """Products of all passes, those that are alike as one."""
-    found: Counter[ProductWork] = Counter()
+    """Yield the products of all passes, equal ones as one with their count."""
+    counts: Counter[ProductWork] = Counter()
     for at, step in enumerate(booked.steps):
         if booked.flops(at) == 0: continue
         during: LayerPass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
-        for each in expert_products(booked, at) if step.op in EXPERT_STEPS else [sides_of(booked, at)]:
+        for product in expert_products(booked, at) if step.op in EXPERT_STEPS else [sides_of(booked, at)]:
             touched = [step.args[0], at] if step.op == "act" else [*step.args, at]
             numbers = [of_a_rank(booked.numbers(one)) for one in touched]
-            if step.op in EXPERT_STEPS: numbers = [of_a_rank(each.batch * n) for n in each.pairs()]
+            if step.op in EXPERT_STEPS: numbers = [of_a_rank(product.batch * n) for n in product.pairs()]
             scores = [one for one in numbers if squares(one)]
-            if step.op == "act": numbers.append(of_a_rank(each.inner * each.cols))
-            sides = [of_a_rank(side) for side in each[:4]]
-            ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in each[1:3])
-            found[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
-                              add_formulas(scores), ragged, each.again, each.learns)] += 1
-    for work, count in found.items(): yield replace(work, count=count)
+            if step.op == "act": numbers.append(of_a_rank(product.inner * product.cols))
+            sides = [of_a_rank(side) for side in product[:4]]
+            ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in product[1:3])
+            counts[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
+                               add_formulas(scores), ragged, product.again, product.learns)] += 1
+    for work, count in counts.items(): yield replace(work, count=count)
 
 
 def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
-    """The product of a step of no experts."""
-    step, own = booked.steps[at], booked.held_dims[at]
+    """Return the sides of the product of a step without experts."""
+    step, dims = booked.steps[at], booked.held_dims[at]
     x = booked.held_dims[step.args[0]]
-    if step.op == "outer": return ProductSides(own.rows, x.batch * x.rows, own.cols, own.heads, learns=True)
-    if step.op == "act": return ProductSides(own.rows * own.batch * own.heads, x.cols, own.cols, 1)
-    return ProductSides(own.rows, x.cols, booked.held_dims[step.args[1]].cols, own.batch * own.heads)
+    if step.op == "outer": return ProductSides(dims.rows, x.batch * x.rows, dims.cols, dims.heads, learns=True)
+    if step.op == "act": return ProductSides(dims.rows * dims.batch * dims.heads, x.cols, dims.cols, 1)
+    return ProductSides(dims.rows, x.cols, booked.held_dims[step.args[1]].cols, dims.batch * dims.heads)
 
 
 def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
-    """What crosses in all passes, what is alike as one."""
-    found: Counter[CrossingWork] = Counter()
+    """Yield the collectives of all passes, equal ones as one with their count."""
+    counts: Counter[CrossingWork] = Counter()
     for at, phase in enumerate(booked.split.step_phases):
         if (crossing := booked.crossing(at)) is None: continue
         during: LayerPass = "forward" if phase == "forward" else "backward"
-        found[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole))] += 1
-    for each, count in found.items(): yield replace(each, count=count)
+        counts[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole))] += 1
+    for work, count in counts.items(): yield replace(work, count=count)
 
 
 def add_formulas(each: Iterable[Formula]) -> Formula:
-    """Their sum."""
-    found: dict[Powers, float] = {}
+    """Return the sum of formulas."""
+    coefficients: dict[Powers, float] = {}
     for formula in each:
-        for count, powers in formula.terms: found[powers] = found.get(powers, 0) + count
-    return Formula(tuple(sorted(((count, powers) for powers, count in found.items() if count), key=lambda e: e[1])))
+        for count, powers in formula.terms: coefficients[powers] = coefficients.get(powers, 0) + count
+    return Formula(tuple(sorted(((count, powers) for powers, count in coefficients.items() if count),
+                                key=lambda e: e[1])))
 
 
 def add_layers(works: Iterable[LayerWork]) -> LayerWork:
-    """Several of them as one."""
+    """Return the work of several layers as one."""
     works = [*works]
     def united(held: Iterable[Mapping[str, Formula]]) -> dict[str, Formula]:
-        found: dict[str, Formula] = {}
+        sums: dict[str, Formula] = {}
         for one in held:
-            for unit, formula in one.items(): found[unit] = add_formulas([found[unit], formula] if unit in found
-                                                                         else [formula])
-        return found
+            for unit, formula in one.items():
+                sums[unit] = add_formulas([sums[unit], formula] if unit in sums else [formula])
+        return sums
     return LayerWork(tuple(e for w in works for e in w.products), tuple(e for w in works for e in w.crossings),
                      united(w.kept for w in works), frozenset(e for w in works for e in w.between),
                      united(w.masks for w in works), works[-1].out if works else Formula(()),

@@ -1,4 +1,4 @@
-"""`predict`: what a step of training takes and holds, by a strategy on a machine, part by part."""
+"""`predict`: the time and memory of a step of training, by a strategy on a machine, part by part."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from opmatrix.parallel.cost.strategies import Strategy
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step by part, and bytes of the fullest device by part; each sums to the whole."""
+    """Seconds of a step by part, and bytes of the fullest device by part; the parts of each add up to the total."""
     setting: Setting
     seconds: Mapping[str, Quantity]
     memory: Mapping[str, Quantity]
@@ -32,27 +32,27 @@ class Prediction:
 
 
 def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> ModelWork:
-    """The work of a model by name or configuration, as a strategy reads it."""
+    """Read the work of a model, given by name or configuration, under a strategy."""
     config = known.configuration(model) if isinstance(model, str) else model
     return model_work(config, strategy.context, strategy.sequence, dropout)
 
 
 def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strategy: Strategy, batch: Quantity,
             seq: Quantity, *, dropout: float = 0, constants: Constants | None = None) -> Prediction:
-    """Time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then so is what
-    comes out. Raises InputError for a machine without links, and for a model that has no pullback."""
+    """Predict the time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then
+    the results are, too. Raises InputError for a machine without links, and for a model without a backward pass."""
     sheet = datasheet(machine) if isinstance(machine, str) else machine
     work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
     return predict_step(Setting(work, sheet, strategy, batch, seq, constants or load_constants()))
 
 
 def predict_step(setting: Setting) -> Prediction:
-    """Time and memory of a step of all that formulas read. Raises InputError for a machine without links."""
+    """Predict the time and memory of a step from a complete setting. Raises InputError for a machine without links."""
     check_linked(setting.machine)
     return Prediction(setting, step_parts(setting), memory_parts(setting))
 
 
 def check_linked(sheet: Datasheet) -> None:
-    """Raises InputError for a machine of which nobody says how devices are linked."""
+    """Raise InputError for a machine whose data sheet states no links between devices."""
     if not sheet.links: raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
                                          "(docs/add_a_machine.md)")

@@ -1,5 +1,4 @@
-"""A step of training as text: formulas of each stage, what they are at numbers, how stages wait, seconds on a
-machine."""
+"""A step of training as text: formulas of each stage, their values, the waits of stages, seconds on a machine."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,14 +21,14 @@ from opmatrix.parallel.sharding.cost_formulas import Crossing, add_up
 
 @dataclass(frozen=True)
 class StepOverview:
-    """What is printed of a step of training: `step` by formulas, and `exact` at numbers where there are some."""
-    step: TrainingStep
+    """The printed text of a step of training."""
+    step: TrainingStep                                      # the step as formulas
     kind: ChunkedSchedule
     micro_batches: int
-    number: str
+    number: str                                             # number type of values
     state: StatePolicy
     recompute: str
-    exact: TrainedPipeline | None = None
+    exact: TrainedPipeline | None = None                    # the step at numbers, where they are given
 
     def text(self) -> str:
         parts = [self.heading(), *(self.chunk(at) for at in sorted({*self.step.plan.like}))]
@@ -46,56 +45,58 @@ class StepOverview:
                 f"{self.micro_batches}*(F + B + W): F forward, B backward of the input, W gradients of weights")
 
     def chunk(self, at: int) -> str:
-        """The formulas of one micro-batch through a chunk, forward, again and backward."""
+        """Return the formulas of one micro-batch through a virtual stage: forward, recomputed and backward."""
         exact = None if self.exact is None else self.exact.step
         rows = []
-        for (name, unit, e), (_, _, own) in zip(self.formulas(self.step, at), self.formulas(exact or self.step, at),
-                                                strict=True):
-            rows.append([name, str(e), *([] if exact is None else [shorten(float(own), unit)])])
+        for (name, unit, e), (_, _, value) in zip(self.formulas(self.step, at), self.formulas(exact or self.step, at),
+                                                  strict=True):
+            rows.append([name, str(e), *([] if exact is None else [shorten(float(value), unit)])])
         stages = [str(k + 1) for k, first in enumerate(self.step.plan.like) if first == at]
         what = "chunk" if self.kind.chunks > 1 else "stage"
         head = f"{what}s {stages[0]} to {stages[-1]}" if len(stages) > 1 else f"{what} {stages[0]}"
         return table(rows, [f"{head}, a micro-batch", "formula", *([] if exact is None else ["in numbers"])], (0, 1))
 
     def formulas(self, step: TrainingStep, at: int) -> Iterator[tuple[str, str, sympy.Expr]]:
-        """Operations, what is kept, what crosses backward, and sums of gradients, with their units."""
+        """Yield the names, units and formulas of operations, saved values, collectives of backward, and gradient
+        sums."""
         flops = step.flops(at)
         yield "operations forward", "flop", busiest(flops["forward"])
         yield "operations again", "flop", busiest(flops["again"])
         yield "operations backward", "flop", busiest(flops["backward"])
         for unit, size in step.kept(at, BYTES[self.number]).items(): yield f"kept, {unit}", "B", busiest(size)
         yield "kept in all", "B", busiest(add_up(step.kept(at, BYTES[self.number]).values()))
-        own = Formulas(step.plan, at, BYTES[self.number])
-        for name, size in summed((count, each, own.bytes_of(each)) for count, each in step.crossings(at)):
+        formulas = Formulas(step.plan, at, BYTES[self.number])
+        for name, size in summed((count, crossing, formulas.bytes_of(crossing))
+                                 for count, crossing in step.crossings(at)):
             yield f"backward, {name}", "B", size
         width = sympy.nsimplify(min(self.state.gradient, 4))
-        sums = ((count, each, own.weight_size if each.op == "all_gather" else width)
-                for count, each in step.gradients(at))
+        sums = ((count, crossing, formulas.weight_size if crossing.op == "all_gather" else width)
+                for count, crossing in step.gradients(at))
         for name, size in summed(sums): yield f"once a step, {name}", "B", size
 
     def stages(self, exact: TrainedPipeline) -> str:
-        """What stages hold, and how they wait."""
+        """Return the memory of stages, and their waits."""
         ran = exact.ran
         rows = [[f"stage {k + 1}", shorten(exact.states[k], "B"), shorten(float(ran.peaks[k] - exact.states[k]), "B"),
                  shorten(float(ran.peaks[k]), "B"), f"{100 * float(ran.idle[k] / ran.seconds):.1f} %"]
                 for k in range(exact.stages)]
         wait = exact.bubble
-        shares = ", ".join(f"{name} {100 * float(each / ran.seconds):.1f} %" for name, each in
+        shares = ", ".join(f"{name} {100 * float(seconds / ran.seconds):.1f} %" for name, seconds in
                            zip(("ramp", "imbalance", "send"), wait, strict=True))
         by = "seconds" if exact.sheet is not None else "operations, since no machine is given"
         return "\n".join([table(rows, ["in a step", "state", "values at most", "peak", "waits"], (0,)),
                           f"waits of a stage on the mean, by {by}: {shares}"])
 
     def seconds(self, exact: TrainedPipeline) -> str:
-        """Seconds of a step, and what a rank of each stage sends by level."""
+        """Return the seconds of a step, and the bytes that a rank of each stage sends by level."""
         sheet = exact.machine
         rows = []
         for k in range(exact.stages):
             moved = exact.moved_bytes(k)
             summed_, gathered = exact.summing(k)
-            own = [float(exact.ran.busy[k]), summed_, gathered, exact.optimiser_seconds(k)]
-            rows.append([f"stage {k + 1}", *(f"{1e3 * each:.4g}" for each in own),
-                         *(shorten(each, "B") for each in moved.values())])
+            spent = [float(exact.ran.busy[k]), summed_, gathered, exact.optimiser_seconds(k)]
+            rows.append([f"stage {k + 1}", *(f"{1e3 * seconds:.4g}" for seconds in spent),
+                         *(shorten(size, "B") for size in moved.values())])
         header = ["ms at least", "passes", "gradients, not hidden", "new weights gathered", "optimiser",
                   *(f"sent on {link.name}" for link in exact.timing.links)]
         return "\n".join([f"{sheet.name}, from its data sheet: lower bounds, sums of gradients beside backward, "
@@ -104,7 +105,7 @@ class StepOverview:
                           f"{float(exact.ran.seconds):.4g} s"])
 
     def draw(self, path: Path) -> Path:
-        """The timeline of a step, as .svg or .json. Needs numbers."""
+        """Draw the timeline of a step, as .svg or .json. It needs numbers for all sizes."""
         assert self.exact is not None
         ran = self.exact.ran
         lanes = [f"stage {k + 1}" for k in range(self.exact.stages)]
@@ -113,8 +114,8 @@ class StepOverview:
 
 
 def summed(each: Iterator[tuple[int, Crossing, sympy.Expr]]) -> Iterator[tuple[str, sympy.Expr]]:
-    """Payload bytes by operation and axis."""
-    found: dict[str, sympy.Expr] = {}
+    """Sum payload bytes by operation and axis."""
+    totals: dict[str, sympy.Expr] = {}
     for count, crossing, size in each:
-        found[crossing.name] = found.get(crossing.name, sympy.Integer(0)) + count * size * crossing.payload
-    yield from ((name, busiest(e)) for name, e in found.items())
+        totals[crossing.name] = totals.get(crossing.name, sympy.Integer(0)) + count * size * crossing.payload
+    yield from ((name, busiest(e)) for name, e in totals.items())

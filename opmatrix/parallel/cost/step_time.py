@@ -1,6 +1,6 @@
-"""A step of training in time: what chunks of a pipeline take on a machine of a data sheet, forward and backward, in the
-order of a schedule; what stages hold; gradients that are summed beside the last backward pass. Rates are full, so times
-are lower bounds, and nothing but sums of gradients overlaps."""
+"""A step of training in time: the passes of the virtual stages of a pipeline on a machine of a data sheet, in the order
+of a schedule; the memory of stages; gradient sums beside the last backward pass. Rates are full, so times are lower
+bounds, and only gradient sums overlap."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ BUCKET = 25 * 2 ** 20                                       # bytes (Li et al. 2
 
 
 class StatePolicy(NamedTuple):
-    """Bytes a parameter of gradients and of the optimiser, beside its weight of two."""
+    """Bytes a parameter of gradients and of the optimiser, besides its weight of two bytes."""
     gradient: float
     optimiser: float
     said: str
@@ -40,9 +40,9 @@ STATES = {
 
 
 def exposed(total: sympy.Expr, bucket: float, window: sympy.Expr, rate: sympy.Expr, wait: sympy.Expr) -> sympy.Expr:
-    """Seconds that sums of gradients take beyond the backward pass beside which they run. Gradients of `total` bytes
-    become known evenly over `window` seconds; n buckets of them are summed one after the other, each from when it is
-    known, in `wait` seconds and `rate` a byte: Max(one, all of them − window (n − 1) / n)."""
+    """Return the seconds of gradient sums that last beyond the backward pass beside which they run. Gradients of
+    `total` bytes are computed evenly over `window` seconds; n buckets of them are summed one after the other, each from
+    when it is complete, in `wait` seconds and `rate` a byte: Max(one, all of them − window (n − 1) / n)."""
     n = sympy.ceiling(sympy.sympify(total) / bucket)
     if n.is_number and n == 0: return sympy.Integer(0)
     one = wait + rate * total / n
@@ -51,21 +51,21 @@ def exposed(total: sympy.Expr, bucket: float, window: sympy.Expr, rate: sympy.Ex
 
 @dataclass(frozen=True)
 class TrainedPipeline:
-    """A step of training of a partition whose sizes are numbers, each chunk of the pipeline a stage of it. `sheet`: the
-    machine, without which operations stand for seconds. `bucket`: bytes of gradients that are summed at once."""
+    """A step of training of a partition whose sizes are numbers. Each virtual stage of the pipeline is a stage of the
+    partition."""
     step: TrainingStep
     kind: ChunkedSchedule
     micro_batches: int
     number: str = "bf16"
     storage: Storage = "bf16"
-    state: StatePolicy = STATES["16"]
+    state: StatePolicy = STATES["16"]                       # bytes of gradients and optimiser
     crossing: Mapping[str, float] = field(default_factory=dict)
-    bucket: float = BUCKET
-    sheet: Datasheet | None = None
+    bucket: float = BUCKET                                  # bytes of gradients that are summed at once
+    sheet: Datasheet | None = None                          # the machine; without it operations stand for seconds
 
     @property
     def machine(self) -> Datasheet:
-        """Raises InputError where none was given."""
+        """The data sheet. Raises InputError where none was given."""
         if self.sheet is not None: return self.sheet
         raise InputError("training: seconds need a machine: give its data sheet")
 
@@ -77,13 +77,14 @@ class TrainedPipeline:
 
     @property
     def positions(self) -> list[int]:
-        """Which stage of the partition each chunk is: chunks of a second way are met from the other end."""
+        """The stage of the partition of each virtual stage. With two chains the second one goes through the stages in
+        reverse."""
         p = self.stages
         if self.kind.schedule.chains == 2: return [*range(p), *reversed(range(p))]
         return [*range(len(self.step.plan.stages))]
 
     def chunks_of(self, stage: int) -> list[int]:
-        """The stages of the partition that a stage of the pipeline has."""
+        """Return the stages of the partition that a stage of the pipeline has."""
         return [at for at, place in zip(self.positions, self.graph.places, strict=True) if place == stage]
 
     def formulas(self, at: int) -> Formulas:
@@ -91,30 +92,31 @@ class TrainedPipeline:
 
     @cached_property
     def states(self) -> list[float]:
-        """Bytes of weights, gradients and optimiser that the busiest rank of each stage has on its device."""
+        """Bytes of weights, gradients and optimiser on the device of the busiest rank of each stage."""
         offload = self.step.plan.mesh.offload
         gradient, optimiser = self.state.gradient * (offload < 2), self.state.optimiser * (offload < 1)
 
         def stored(at: int) -> float:
             more = busiest(self.step.plan.state(at, 0, gradient, optimiser))
             return numbered((self.formulas(at).weights if offload < 3 else sympy.Integer(0)) + more)
-        own = self.by_chunk(stored)
-        return [sum(own[at] for at in self.chunks_of(stage)) for stage in range(self.stages)]
+        sizes = self.by_chunk(stored)
+        return [sum(sizes[at] for at in self.chunks_of(stage)) for stage in range(self.stages)]
 
     @cached_property
     def kept(self) -> list[float]:
-        """Bytes that each chunk keeps for a micro-batch."""
+        """Bytes that each virtual stage saves for a micro-batch."""
         return self.by_chunk(lambda at: numbered(busiest(add_up(self.step.kept(at, BYTES[self.number]).values()))))
 
     def by_chunk(self, found: Callable[[int], PerChunk]) -> list[PerChunk]:
-        """Something of each stage of the partition, found once for those that are alike."""
+        """Return a value for each stage of the partition, computed once for equal stages."""
         like = self.step.plan.like
         known = {at: found(at) for at in {*like}}
         return [known[at] for at in like]
 
     @cached_property
     def room(self) -> list[float]:
-        """Bytes beside what is kept that a chunk holds at most while its layers run backward, one after the other."""
+        """Bytes besides the saved values that a virtual stage holds at most while its layers run backward, one after
+        the other."""
         size = BYTES[self.number]
 
         def beside(at: int) -> float:
@@ -125,30 +127,30 @@ class TrainedPipeline:
 
     @cached_property
     def works(self) -> list[ChunkWork]:
-        """What each chunk of the pipeline takes and keeps; without a machine the operations stand for the seconds. What
-        gradients of weights read is taken to be all that is kept."""
+        """Seconds and saved bytes of each virtual stage; without a machine operations stand for seconds. Gradients of
+        weights are taken to read all saved values."""
         takes = self.by_chunk(self.operations if self.sheet is None else self.seconds)
-        own = [ChunkWork(*each, kept, kept, room)
-               for each, kept, room in zip(takes, self.kept, self.room, strict=True)]
-        return [own[at] for at in self.positions]
+        works = [ChunkWork(*passes, saved, saved, room)
+                 for passes, saved, room in zip(takes, self.kept, self.room, strict=True)]
+        return [works[at] for at in self.positions]
 
     def operations(self, at: int) -> tuple[float, float, float]:
-        """Operations of a chunk forward, backward with what is computed again, and of gradients of weights."""
+        """Return the operations of a virtual stage: forward, backward with recomputation, and gradients of weights."""
         forward = back = weights = sympy.Integer(0)
         for chunk in self.step.stages[at]:
-            own = add_up(chunk.booked.flops(k) for k in gradient_steps(chunk.booked))
+            learnt = add_up(chunk.booked.flops(k) for k in gradient_steps(chunk.booked))
             forward += chunk.count * chunk.forward_flops
-            back += chunk.count * (chunk.again_flops + chunk.backward_flops - own)
-            weights += chunk.count * own
+            back += chunk.count * (chunk.again_flops + chunk.backward_flops - learnt)
+            weights += chunk.count * learnt
         return numbered(busiest(forward)), numbered(busiest(back)), numbered(busiest(weights))
 
     def seconds(self, at: int) -> tuple[float, float, float]:
-        """Seconds of a chunk forward, backward with what is computed again, and of gradients of weights."""
+        """Return the seconds of a virtual stage: forward, backward with recomputation, and gradients of weights."""
         timing, formulas = self.timing, self.formulas(at)
         forward = timing.computation(at, formulas) + self.crossing_seconds(
-            timing, formulas, ((n, each) for n, each in self.step.plan.crossings(at) if each.of != "stage"))
-        back = self.crossing_seconds(timing, formulas,
-                                     ((n, each) for n, each in self.step.crossings(at) if each.of != "stage"))
+            timing, formulas, ((n, crossing) for n, crossing in self.step.plan.crossings(at) if crossing.of != "stage"))
+        back = self.crossing_seconds(
+            timing, formulas, ((n, crossing) for n, crossing in self.step.crossings(at) if crossing.of != "stage"))
         weights = sympy.Integer(0)
         for chunk in self.step.stages[at]:
             late = {*gradient_steps(chunk.booked)}
@@ -163,8 +165,9 @@ class TrainedPipeline:
         return Timing(self.step.plan, self.machine, self.number, self.storage, self.crossing)
 
     def computed(self, booked: BackwardBooked, steps: Iterable[int], formulas: Formulas) -> sympy.Expr:
-        """Each product takes what its operations or its bytes take; scores stay where they are computed."""
-        found, sheet = sympy.Integer(0), self.machine
+        """Return the seconds of products: each takes the time of its operations or of its bytes. Scores are never
+        stored."""
+        seconds, sheet = sympy.Integer(0), self.machine
         for at in steps:
             step = booked.steps[at]
             work = busiest(booked.flops(at))
@@ -174,8 +177,8 @@ class TrainedPipeline:
             size += formulas.weight_size * add_up(
                 busiest(sympy.sympify(local(stored_dims(data), step.stored, booked.mesh).numbers))
                 for _, data, _ in stored_arrays([step]))
-            found += sympy.Max(work / sheet.product_rate(self.number)[0], size / sheet.memory[-1][2])
-        return found
+            seconds += sympy.Max(work / sheet.product_rate(self.number)[0], size / sheet.memory[-1][2])
+        return seconds
 
     @staticmethod
     def crossing_seconds(timing: Timing, formulas: Formulas, each: Iterable[tuple[int, Crossing]]) -> sympy.Expr:
@@ -184,62 +187,62 @@ class TrainedPipeline:
 
     @cached_property
     def links(self) -> dict[tuple[int, int], float]:
-        """Seconds of a send between stages, forward and backward; none without a machine."""
-        found: dict[tuple[int, int], float] = {}
-        if self.sheet is None: return found
+        """Seconds of a send between stages, forward and backward; empty without a machine."""
+        sends: dict[tuple[int, int], float] = {}
+        if self.sheet is None: return sends
         for chunk, sources in enumerate(self.graph.reads):
             for source in sources:
                 at = min(self.positions[source], self.positions[chunk])
-                sent = [(n, each) for n, each in self.step.plan.crossings(at) if each.of == "stage"]
+                sent = [(n, crossing) for n, crossing in self.step.plan.crossings(at) if crossing.of == "stage"]
                 seconds = numbered(self.crossing_seconds(self.timing, self.formulas(at), sent))
                 one, other = self.graph.places[source], self.graph.places[chunk]
-                found[one, other] = found[other, one] = max(seconds, found.get((one, other), 0.0))
-        return found
+                sends[one, other] = sends[other, one] = max(seconds, sends.get((one, other), 0.0))
+        return sends
 
     def moved_bytes(self, stage: int) -> dict[str, float]:
-        """Bytes that a rank of a stage sends in a step, by the levels of links."""
+        """Return the bytes that a rank of a stage sends in a step, by level of links."""
         timing = self.timing
-        found = {link.name: 0.0 for link in timing.links}
+        sizes = {link.name: 0.0 for link in timing.links}
         rates = {link.name: link.bandwidth for link in timing.links}
         for at in self.chunks_of(stage):
             formulas = self.formulas(at)
             for times, crossing in self.sent_by(at):
                 size = formulas.bytes_of(crossing)
                 for name, moved, _ in timing.levels(crossing, size):
-                    found[name] += numbered(times * moved * rates[name])
-        return found
+                    sizes[name] += numbered(times * moved * rates[name])
+        return sizes
 
     def sent_by(self, at: int) -> Iterator[tuple[int, Crossing]]:
-        """What a chunk sends in a step, and how often."""
+        """Yield the collectives and sends of a virtual stage in a step, each with its count."""
         share = self.micro_batches // self.kind.schedule.chains
         for sources in (self.step.plan.crossings(at), self.step.crossings(at)):
-            yield from ((share * count, each) for count, each in sources)
+            yield from ((share * count, crossing) for count, crossing in sources)
         yield from self.step.gradients(at)
 
     @cached_property
     def ran(self) -> Simulated:
-        """The pipeline in time, on a machine or in operations."""
+        """The simulated pipeline, in seconds on a machine, else in operations."""
         return simulate(self.graph, self.works, self.links, self.states)
 
     @cached_property
     def bubble(self) -> BubbleSplit: return split_bubble(self.graph, self.works, self.links)
 
     def summing(self, stage: int) -> tuple[float, float]:
-        """Seconds of a stage after its last backward pass: of sums of gradients that nothing hides, and of new weights
-        that are gathered."""
+        """Return the seconds of a stage after its last backward pass: of gradient sums that are not overlapped, and of
+        gathering new weights."""
         timing = self.timing
         after = together = size = steps = 0.0
         for at in self.chunks_of(stage):
             for count, crossing in self.step.gradients(at):
                 gathered = crossing.op == "all_gather"
-                own = self.formulas(at).weight_size if gathered else sympy.nsimplify(min(self.state.gradient, 4))
-                each = [*timing.levels(crossing, own)]
-                moved = numbered(count * add_up(moved for _, moved, _ in each))
-                waits = numbered(add_up(waits for _, _, waits in each))
+                width = self.formulas(at).weight_size if gathered else sympy.nsimplify(min(self.state.gradient, 4))
+                levels = [*timing.levels(crossing, width)]
+                moved = numbered(count * add_up(moved for _, moved, _ in levels))
+                waits = numbered(add_up(waits for _, _, waits in levels))
                 if gathered: after += moved + waits
                 else:
                     together += moved
-                    size = max(size, 0.0) + numbered(count * own * busiest(crossing.payload))
+                    size = max(size, 0.0) + numbered(count * width * busiest(crossing.payload))
                     steps = max(steps, waits)
         if size == 0: return 0.0, after
         window = sum(self.works[k].backward + self.works[k].gradients for k, place in enumerate(self.graph.places)
@@ -247,7 +250,8 @@ class TrainedPipeline:
         return float(exposed(size, self.bucket, window, together / size, steps)), after
 
     def optimiser_seconds(self, stage: int) -> float:
-        """Seconds in which a stage reads gradients and the optimiser's state, and writes that and weights."""
+        """Return the seconds in which a stage reads gradients and the optimiser state, and writes the state and
+        weights."""
         if self.step.plan.mesh.offload: return 0.0
         size = sum(numbered(busiest(self.step.plan.state(at, 0, self.state.gradient, 2 * self.state.optimiser + 2)))
                    for at in self.chunks_of(stage))
@@ -255,19 +259,19 @@ class TrainedPipeline:
 
     @cached_property
     def step_seconds(self) -> float:
-        """Seconds of a step: until the last stage has its new weights."""
+        """Seconds of a step, until the last stage has its new weights."""
         return max(float(self.ran.last[stage]) + sum(self.summing(stage)) + self.optimiser_seconds(stage)
                    for stage in range(self.stages))
 
 
 def gradient_steps(booked: BackwardBooked) -> Iterator[int]:
-    """The steps of backward that multiply rows and sum over them: gradients of weights."""
+    """Yield the steps of backward that multiply rows and sum over them: gradients of weights."""
     return (at for at, step in enumerate(booked.steps)
             if step.op == "outer" and booked.split.step_phases[at] != "forward")
 
 
 def numbered(e: sympy.Expr | float) -> float:
-    """An expression as a number. Raises InputError for one that has names of sizes."""
+    """Return an expression as a number. Raises InputError if names of sizes are left in it."""
     if isinstance(e, sympy.Expr) and e.free_symbols:
         names = sorted(map(str, e.free_symbols))
         raise InputError(f"training: {', '.join(names)}: sizes without a number: give --batch and --tokens")

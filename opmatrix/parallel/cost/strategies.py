@@ -1,4 +1,4 @@
-"""A strategy: how so many devices train a model. Its numbers may be arrays or symbols; its words are one form."""
+"""A strategy: how a number of devices trains a model. Its numbers may be arrays or symbols; its words are one form."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,40 +14,37 @@ RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Ranks of data, tensor, stages, context and experts (over those of data and context); `context`: how tokens of a
-    sequence meet over cp; `zero`: what is stored once over dp and cp; `sequence`: norms are cut over tp; `recompute`:
-    what is computed again; `micro_batch` sequences at once; `virtual` stages a rank; `cut`: layers of each stage, as
-    many each where it is None; `balanced`: tables and heads count as layers do; `order`: axes, neighbours first;
-    `flash`: scores of attention are never stored; `overlap`: sums of gradients run beside the backward pass;
-    `gradient_bytes` of each parameter that are summed, and those that are `accumulated` beside them."""
-    dp: Quantity = 1
-    tp: Quantity = 1
-    pp: Quantity = 1
-    cp: Quantity = 1
-    ep: Quantity = 1
-    micro_batch: Quantity = 1
-    virtual: Quantity = 1
-    zero: int = 0
-    sequence: bool = False
-    recompute: RecomputeKind = "none"
-    context: str = "ring"
-    schedule: str = USUAL_SCHEDULE.name
-    order: tuple[str, ...] = AXES
-    flash: bool = False
-    overlap: bool = True
-    precision: str = "bf16"
-    cut: tuple[int, ...] | None = None
-    balanced: bool = False
-    gradient_bytes: float = 2
-    accumulated: float = 0
+    """A way to train a model on many devices: ranks of each axis, sizes, and choices by name. Numbers may be arrays or
+    symbols."""
+    dp: Quantity = 1                                        # data-parallel ranks
+    tp: Quantity = 1                                        # tensor-parallel ranks
+    pp: Quantity = 1                                        # pipeline stages
+    cp: Quantity = 1                                        # context-parallel ranks
+    ep: Quantity = 1                                        # expert-parallel ranks, laid over the ranks of dp and cp
+    micro_batch: Quantity = 1                               # sequences of a micro-batch
+    virtual: Quantity = 1                                   # virtual stages of a rank
+    zero: int = 0                                           # ZeRO: dp and cp shard 1 optimiser, 2 + gradients,
+                                                            # 3 + weights
+    sequence: bool = False                                  # sequence parallelism: norms are sharded over tp
+    recompute: RecomputeKind = "none"                       # the part of forward that backward recomputes
+    context: str = "ring"                                   # how attention meets tokens sharded over cp
+    schedule: str = USUAL_SCHEDULE.name                     # pipeline schedule
+    order: tuple[str, ...] = AXES                           # axes by the distance of their ranks, nearest first
+    flash: bool = False                                     # scores of attention are never stored
+    overlap: bool = True                                    # sums of gradients run beside the backward pass
+    precision: str = "bf16"                                 # number type of values
+    cut: tuple[int, ...] | None = None                      # layers of each stage; None: as many each
+    balanced: bool = False                                  # the embedding table and the head count as a layer each
+    gradient_bytes: float = 2                               # bytes of a parameter's gradient that are summed
+    accumulated: float = 0                                  # bytes of accumulated gradients beside them
 
     @property
     def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
 
     def stride(self, axis: str) -> Quantity:
-        """How many devices lie between neighbours of an axis; experts, and what is summed over data, lie over ranks of
-        context first, then over those of data."""
+        """Return how many devices lie between neighbours of an axis. Expert ranks, and the groups that sum gradients,
+        run over the context ranks first, then over the data ranks."""
         if axis == "ep": return self.stride("dp") / self.cp
-        found: Quantity = 1
-        for name in self.order[:self.order.index(axis)]: found = found * getattr(self, name)
-        return found
+        distance: Quantity = 1
+        for name in self.order[:self.order.index(axis)]: distance = distance * getattr(self, name)
+        return distance

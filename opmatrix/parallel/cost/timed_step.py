@@ -1,4 +1,5 @@
-"""`timed_step`: a model on a mesh, a batch cut into micro-batches, a schedule; from them a step of training in time."""
+"""`timed_step`: a step of training in time, from a model on a mesh, a batch split into micro-batches, and a
+schedule."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,32 +19,34 @@ from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
 
-RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # what is kept, by what is computed again
+RECOMPUTED = {"none": "units", "selective": "selective", "full": "full"}      # recompute -> checkpoint policy
 
 
 def timed_step(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes, schedule: str = USUAL_SCHEDULE.name,
                micro_batches: int = 1, *, recompute: str = "none", dropout: float = 0, state: str = "16",
                sheet: Datasheet | None = None, stages: Sequence[int] | None = None) -> TrainedPipeline:
-    """A step of training: a batch of those sizes, numbers, cut into micro-batches that go through the stages of a mesh
-    by a schedule (`1f1b`, `interleaved:2`, ...; docs/tables.md has all). `recompute`: none, selective, full. `state`:
-    bytes a parameter, 16, 18 or 20. `sheet`: a machine, for seconds. Raises InputError for what does not fit."""
+    """Build a step of training. `sizes`: the batch, as numbers; it is split into micro-batches that go through the
+    stages of the mesh by a schedule (`1f1b`, `interleaved:2`, ...; docs/tables.md has all). `recompute`: none,
+    selective, full. `state`: bytes a parameter, 16, 18 or 20. `sheet`: a machine, for seconds. Raises InputError for
+    values that do not fit together."""
     kind = pipeline_kind(schedule)
-    for what, given, names in (("recompute", recompute, RECOMPUTED), ("state", state, STATES)):
-        if given not in names:
-            raise InputError(f"{what} {given!r}: {suggest_name(given, names)}it is one of {', '.join(names)}")
+    for what, value, names in (("recompute", recompute, RECOMPUTED), ("state", state, STATES)):
+        if value not in names:
+            raise InputError(f"{what} {value!r}: {suggest_name(value, names)}it is one of {', '.join(names)}")
     model = model if isinstance(model, Operator) else promised(model)
     mesh = mesh_of_chunks(mesh, kind, len(layers(chain(model))))
-    own = sizes._replace(sequences=cut_batch(sizes.sequences, micro_batches))
-    plan = partition(model, mesh, own, stages=stages)
-    found = TrainedPipeline(training_step(plan, RECOMPUTED[recompute], dropout), kind, micro_batches,
-                            state=STATES[state], sheet=sheet)
-    found.graph                                             # noqa: B018 - refuses what there is no order of
-    return found
+    micro_batch = sizes._replace(sequences=cut_batch(sizes.sequences, micro_batches))
+    plan = partition(model, mesh, micro_batch, stages=stages)
+    pipeline = TrainedPipeline(training_step(plan, RECOMPUTED[recompute], dropout), kind, micro_batches,
+                               state=STATES[state], sheet=sheet)
+    pipeline.graph                                          # noqa: B018 - InputError if the schedule has no order
+    return pipeline
 
 
 def mesh_of_chunks(mesh: Mesh, kind: ChunkedSchedule, count: int) -> Mesh:
-    """A mesh with a stage for each chunk of a pipeline, of a model of so many layers. Raises InputError for chunks that
-    layers do not divide into, and for chunks without stages."""
+    """Return a mesh with a stage for each virtual stage of a pipeline; `count` is the number of layers of the model.
+    Raises InputError if the layers do not divide into the virtual stages, and for virtual stages on a mesh without
+    stages."""
     along = mesh.stages
     if kind.chunks == 1: return mesh
     if along is None:
@@ -54,7 +57,8 @@ def mesh_of_chunks(mesh: Mesh, kind: ChunkedSchedule, count: int) -> Mesh:
 
 
 def cut_batch(batch: LiveSize, micro_batches: int) -> int:
-    """The sequences of a micro-batch. Raises InputError for a batch that is not cut into as many."""
+    """Return the sequences of a micro-batch. Raises InputError for a batch that does not divide into
+    `micro_batches`."""
     if not isinstance(batch, int): raise InputError(f"micro-batches {micro_batches}: a batch of {batch}: give a number")
     if micro_batches > batch:
         raise InputError(f"micro-batches {micro_batches}: a batch of {batch} sequences has at most {batch}")

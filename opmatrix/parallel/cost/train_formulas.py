@@ -1,5 +1,5 @@
-"""What a rank does in a step of training, as formulas: operations, and what crosses forward, backward, for weights that
-are stored in pieces, for sums of gradients and for new numbers."""
+"""The formulas of a rank in a step of training: operations, and the collectives of forward, of backward, of sharded
+weights, of gradient sums and of new weights."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,30 +24,30 @@ from opmatrix.parallel.train.requested_steps import TrainPlan
 from opmatrix.parallel.train.stage_chunks import StageChunk
 
 PHASES: tuple[PassPhase, ...] = ("forward", "kept", "again", "backward")
-OftenCrossed: TypeAlias = tuple[int, Crossing]              # how often, and what
+OftenCrossed: TypeAlias = tuple[int, Crossing]              # count of a collective in a step, and the collective
 
 
 def step_flops(train: TrainPlan, stage: int) -> sympy.Expr:
-    """Operations of a rank of a stage in a step."""
+    """Return the operations of a rank of a stage in a step."""
     return train.asked.micro_batches * add_up(chunk.booked.flops_of(*PHASES) for chunk in train.chunks[stage])
 
 
 def step_crossings(train: TrainPlan, stage: int) -> Iterator[OftenCrossed]:
-    """What crosses of a rank of a stage in a step, and how often."""
+    """Yield the collectives of a rank of a stage in a step, each with its count."""
     often, buckets = train.asked.micro_batches, train.buckets[stage]
     for number, chunk in enumerate(train.chunks[stage]):
-        for found in chunk.booked.crossings_of(*PHASES): yield often, found
+        for crossing in chunk.booked.crossings_of(*PHASES): yield often, crossing
         for bucket in buckets:
             if number not in bucket.chunks: continue
             for k in bucket.stored: yield 2 * often, gathered(train, bucket, k)
     for leg in train.legs_of(stage):
         for neighbour in (leg, leg - 1): yield from ((often, sent) for sent in train.plan.handing(neighbour))
-    for bucket in buckets: yield from ((1, found) for found in learned(train, bucket))
+    for bucket in buckets: yield from ((1, collective) for collective in learned(train, bucket))
 
 
 def step_peak(train: TrainPlan, place: Coordinates) -> int:
-    """The most numbers of values and gradients that a rank holds in a step: what passes in flight keep, what the one
-    that runs holds, gradients from when they are known, and beside them those that are summed."""
+    """Return the largest count of numbers that a rank holds in a step: the saved values of passes in flight, the values
+    of the running pass, gradients from when they are computed, and beside them the bucket that is summed."""
     stage, known = train.plan.stage(place), dict[sympy.Expr, int]()
     chunks, buckets = train.chunks[stage], train.buckets[stage]
 
@@ -55,10 +55,10 @@ def step_peak(train: TrainPlan, place: Coordinates) -> int:
         if e not in known: known[e] = int(train.plan.on(sympy.sympify(e), place))
         return known[e]
     runs = [ChunkSizes.of(chunk, size) for chunk in chunks]
-    learned = [(each.chunks, size(local(each.dims, each.key[1], train.plan.mesh.flat).numbers))
-               for bucket in buckets for each in bucket.arrays]
+    learned = [(array.chunks, size(local(array.dims, array.key[1], train.plan.mesh.flat).numbers))
+               for bucket in buckets for array in bucket.arrays]
     now = most = 0
-    waiting = {*range(len(learned))}                        # gradients that are not known yet
+    waiting = {*range(len(learned))}                        # gradients that are not computed yet
     for kind, _, leg in train.order[stage]:
         numbers = train.chunk_numbers(leg)
         for number in numbers if kind == "F" else reversed(numbers):
@@ -75,12 +75,11 @@ def step_peak(train: TrainPlan, place: Coordinates) -> int:
 
 
 class ChunkSizes(NamedTuple):
-    """Numbers that a rank holds of a chunk: at most forward, what is saved for backward, at most backward with it, and
-    gradients and cotangent when it is back."""
-    forward: int
-    saved: int
-    backward: int
-    found: int
+    """Counts of numbers that a rank holds of a chunk."""
+    forward: int                                            # at most, in the forward pass
+    saved: int                                              # saved for backward
+    backward: int                                           # at most in the backward pass, with the saved numbers
+    found: int                                              # gradients and cotangent after the backward pass
 
     @classmethod
     def of(cls, chunk: StageChunk, size: Callable[[sympy.Expr], int]) -> ChunkSizes:
@@ -93,28 +92,28 @@ class ChunkSizes(NamedTuple):
 
 
 def level_sizes(train: TrainPlan, bucket: Bucket) -> list[sympy.Expr]:
-    """Numbers of a bucket whole, and as a rank has them behind each axis that stores a piece of them."""
+    """Return the numbers of a bucket, and of its shard after each axis that shards it."""
     mesh = train.plan.mesh.flat
-    found = [add_up(local(each.dims, each.key[1], mesh).numbers for each in bucket.arrays)]
-    for k in bucket.pieces: found.append(sympy.sympify(piece(found[-1], *among(train, bucket, k))))
-    return found
+    sizes = [add_up(local(array.dims, array.key[1], mesh).numbers for array in bucket.arrays)]
+    for k in bucket.pieces: sizes.append(sympy.sympify(piece(sizes[-1], *among(train, bucket, k))))
+    return sizes
 
 
 def among(train: TrainPlan, bucket: Bucket, k: int) -> tuple[LiveSize, LiveSize]:
-    """Among how many ranks of an axis a bucket is summed, and the place of a rank among them: all, or those that have
-    the same experts."""
+    """Return the number of ranks of an axis among which a bucket is summed, and the index of a rank among them: all
+    ranks, or the replicas of the same experts."""
     axis, copies = train.plan.mesh.flat.axes[k], dict(bucket.expert_copies).get(k)
     return (axis.ranks, axis.at) if copies is None else (copies, place_among_copies(axis, copies))
 
 
 def gathered(train: TrainPlan, bucket: Bucket, k: int) -> Crossing:
-    """The pieces of a bucket that an axis stores, gathered."""
+    """Return the all-gather of the shards of a bucket over an axis."""
     whole = level_sizes(train, bucket)[bucket.pieces.index(k)]
     return pieces_gathered(train.plan.mesh.flat.axes[k], whole, *among(train, bucket, k))
 
 
 def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
-    """How the gradients of a bucket are summed, and its new numbers gathered."""
+    """Yield the collectives that sum the gradients of a bucket, and gather its new numbers."""
     mesh, sizes = train.plan.mesh.flat, level_sizes(train, bucket)
     for k, state in bucket.copied: yield among_copies(mesh.axes[k], state, sizes[0])
     for k in bucket.summed: yield summed_whole(mesh.axes[k], sizes[0], *among(train, bucket, k))
@@ -126,7 +125,7 @@ def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
 
 
 def between_sharing(train: TrainPlan, stages: Sequence[int], numbers: sympy.Expr) -> Crossing:
-    """The sum of an array that some stages share, among these: each merges a piece."""
+    """Return the all-reduce of an array that several stages share, among these stages; each merges a piece."""
     along = train.plan.mesh.stages
     assert along is not None
     n, place = len(stages), sympy.Piecewise(*((sympy.Integer(r), sympy.Eq(along.at, at))

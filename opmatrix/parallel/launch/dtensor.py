@@ -1,5 +1,5 @@
-"""How each weight lies on the ranks, as placements of torch's DTensor: Shard(dim) or Replicate() for each axis of the
-mesh of a stage. They are text; torch is not asked."""
+"""The placement of each weight on the ranks, as placements of torch's DTensor: Shard(dim) or Replicate() for each axis
+of the mesh of a stage. They are text; torch is not used."""
 from __future__ import annotations
 
 import json
@@ -15,54 +15,52 @@ from opmatrix.parallel.sharding.axis_states import Cut
 from opmatrix.parallel.sharding.partition import FactorGroup, Partition
 from opmatrix.parallel.sharding.placement import Placement
 
-PiecesByAxis: TypeAlias = dict[str, list[Bounds]]           # from where to where each rank of an axis holds
+PiecesByAxis: TypeAlias = dict[str, list[Bounds]]           # the range of each rank, by the name of the axis
 
 
 @dataclass(frozen=True)
 class PlacedWeight:
-    """A stored array by its name, its shape, and its placement on each axis. `flat`: axes whose Shard(0) is of all
-    numbers that are left of it, as one row, which ZeRO stores once. `pieces` of axes where ranks do not hold equal
-    parts, which torch would cut otherwise. `part_of`: the shape of the array that it is a part of, as queries, keys and
-    values may lie in one."""
-    name: str
-    shape: tuple[LiveSize, ...]
-    stage: int
-    placements: tuple[str, ...]
-    flat: tuple[str, ...]
-    pieces: PiecesByAxis
-    part_of: tuple[LiveSize, ...] | None = None
+    """A stored array with its placement on each axis."""
+    name: str                                               # name of the array
+    shape: tuple[LiveSize, ...]                             # shape of the whole array
+    stage: int                                              # stage that stores it
+    placements: tuple[str, ...]                             # placement on each axis of the stage
+    flat: tuple[str, ...]                                   # ZeRO axes: Shard(0) of all remaining numbers, as one row
+    pieces: PiecesByAxis                                    # ranges on axes of unequal parts, unlike torch's
+    part_of: tuple[LiveSize, ...] | None = None             # shape of the array that holds it, as for q, k, v
 
     def json(self) -> dict[str, object]:
-        found: dict[str, object] = dict(name=self.name, shape=plain(self.shape), stage=self.stage,
-                                        placements=[*self.placements])
-        if self.flat: found["flat"] = [*self.flat]
-        if self.part_of: found["part_of"] = plain(self.part_of)
-        if self.pieces: found["pieces"] = self.pieces
-        return found
+        record: dict[str, object] = dict(name=self.name, shape=plain(self.shape), stage=self.stage,
+                                         placements=[*self.placements])
+        if self.flat: record["flat"] = [*self.flat]
+        if self.part_of: record["part_of"] = plain(self.part_of)
+        if self.pieces: record["pieces"] = self.pieces
+        return record
 
 
 def placed_weights(plan: Partition) -> list[PlacedWeight]:
-    """Every array with a name that some stage stores, once a stage, in the order of its factors."""
-    found: dict[object, PlacedWeight] = {}
+    """Return every array with a name that some stage stores, once a stage, in the order of its factors."""
+    weights: dict[object, PlacedWeight] = {}
     for stage, groups in enumerate(plan.stages):
         for group in groups:
             for (_, stored), (data, _) in group.booked.stored().items():
                 whole = None if data.cut_of is None else (data.cut_of.base or data.cut_of).shape
                 for name in names_of(group, data):
                     one = placed(plan, name, (data.base or data).shape, stage, stored)
-                    found[name, stage, one.placements, one.shape] = replace(one, part_of=whole)
-    return [*found.values()]
+                    weights[name, stage, one.placements, one.shape] = replace(one, part_of=whole)
+    return [*weights.values()]
 
 
 def names_of(group: FactorGroup, data: Data) -> list[str]:
-    """What an array of a group is called in each of its factors, where it has a name; a part is called as the whole."""
+    """Return the names of an array of a group in each of its factors that names it; a part has the name of the
+    whole."""
     source = data.cut_of or data
     at = group.own.index(source.base or source)
-    return [name for each in group.arrays if (name := each[at].name) is not None]
+    return [name for arrays in group.arrays if (name := arrays[at].name) is not None]
 
 
 def placed(plan: Partition, name: str, shape: tuple[LiveSize, ...], stage: int, stored: Placement) -> PlacedWeight:
-    """How one array lies."""
+    """Return the placement of one array."""
     dims, axes, pieces = dict(MATRIX_AXES), plan.mesh.flat.axes, PiecesByAxis()
     placements, flat = [], []
     for k, axis in enumerate(axes):
@@ -73,18 +71,18 @@ def placed(plan: Partition, name: str, shape: tuple[LiveSize, ...], stage: int, 
         elif isinstance(state, Cut) and state.role in dims and len(shape) >= -dims[state.role]:
             dim = len(shape) + dims[state.role]
             placements.append(f"Shard({dim})")
-            if own := uneven(state, axis.ranks, shape[dim]): pieces[axis.name] = own
+            if ranges := uneven(state, axis.ranks, shape[dim]): pieces[axis.name] = ranges
         else: placements.append("Replicate()")
     return PlacedWeight(name, shape, stage, tuple(placements), tuple(flat), pieces)
 
 
 def plain(sizes: Sequence[LiveSize]) -> list[int | str]:
-    """Sizes as JSON has them: names are texts."""
+    """Return sizes as JSON has them: symbols are texts."""
     return [size if isinstance(size, int) else str(size) for size in sizes]
 
 
 def uneven(state: Cut, ranks: LiveSize, size: LiveSize) -> list[Bounds]:
-    """The bounds of each rank where they are not equal parts, one after the other; none where they are."""
+    """Return the range of each rank, in order, if ranks do not hold equal parts; empty if they do."""
     if not (isinstance(ranks, int) and isinstance(size, int) and isinstance(state.units, int)): return []
     unit = size // state.units
     every = [state.bounds(ranks, r, state.units) for r in range(ranks)]
@@ -93,9 +91,9 @@ def uneven(state: Cut, ranks: LiveSize, size: LiveSize) -> list[Bounds]:
 
 
 def placements_text(plan: Partition) -> str:
-    """All placements as JSON. `mesh_dim_names` and `mesh_shape` are those of a stage, as `init_device_mesh` takes
-    them."""
+    """Return all placements as JSON. `mesh_dim_names` and `mesh_shape` are those of a stage, as `init_device_mesh`
+    takes them."""
     axes = plan.mesh.flat.axes
     return json.dumps(dict(model=plan.name, stages=len(plan.stages), mesh_dim_names=[axis.name for axis in axes],
                            mesh_shape=plain([axis.ranks for axis in axes]),
-                           weights=[each.json() for each in placed_weights(plan)]), indent=1)
+                           weights=[weight.json() for weight in placed_weights(plan)]), indent=1)

@@ -1,5 +1,5 @@
 """Collectives of carriers over a wire that moves vectors between pairs of ranks. Parts are merged in the order of
-ranks, so bits are those of virtual ranks. What crosses is counted at the vectors."""
+ranks, so bits are those of virtual ranks. Communication is counted at the vectors."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,83 +19,84 @@ from opmatrix.parallel.sharding.cost_formulas import PAIR
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.placement import Coordinates
 
-RankVectors: TypeAlias = Mapping[int, Numeric]              # by rank
+RankVectors: TypeAlias = Mapping[int, Numeric]              # a vector by rank
 NOTHING = np.zeros(0)
 
 
 class Wire(Protocol):
-    """Moves vectors of float64."""
+    """A wire that moves vectors of float64."""
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
-        """Sends a vector, which nobody changes any more, to each of some ranks, and takes one of so many numbers from
-        others. Without `wait` it goes on before what is sent has arrived. Between two ranks vectors of one lane come
-        in the order in which they are sent."""
+        """Send a vector, which must not change any more, to each of some ranks, and receive one of a given size from
+        others. Without `wait` the call returns before sent vectors have arrived. Between two ranks vectors of one lane
+        come in the order in which they are sent."""
         ...
 
     def settle(self) -> None:
-        """Waits for what was sent without waiting."""
+        """Wait for vectors that were sent without waiting."""
         ...
 
 
 class NotFinite(RanksFailed):
-    """Values that are no numbers."""
+    """Values that are not finite numbers."""
 
 
 class Crossings:
-    """One rank's end of all crossings. In the first run a heading goes before each; sizes are known then, and later the
-    heading is the front of what crosses anyway."""
+    """One rank's end of all communication. In the first run a heading goes before each message. Sizes are known then,
+    and later the heading is the front of the message itself."""
     def __init__(self, wire: Wire, mesh: Mesh, place: Coordinates, meter: Meter) -> None:
         self.wire, self.mesh, self.place, self.meter = wire, mesh, place, meter
-        self.ranks = {each: number for number, each in enumerate(mesh.places())}
+        self.ranks = {coordinates: number for number, coordinates in enumerate(mesh.places())}
         self.here, self.length = self.ranks[place], length_of(mesh)
         self.checking = Checking(mesh, self.here)
         self.known: dict[tuple[int, int], dict[int, Heading]] = {}
         self.groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
-        self.current: Message | None = None                 # what this rank waits in
+        self.current: Message | None = None                 # the message that this rank waits in
         self.begin(meter)
 
     def begin(self, meter: Meter) -> None:
-        """Counts what follows in another meter; sizes stay known."""
+        """Count further messages in another meter; sizes stay known."""
         self.wire.settle()
         self.meter, self.times = meter, dict[int, int]()
 
     def cross(self, message: Message) -> Numeric | Carriers:
-        """What a rank gets for what it hands over. Raises RanksDisagree where others are in another crossing, and
-        NotFinite for values that are no numbers."""
+        """Return the result of a message. Raises RanksDisagree if other ranks are in another operation, and NotFinite
+        for values that are not finite numbers."""
         if any(map(holds_nan, message.arrays)):
             raise NotFinite(f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is "
                             "not a number")
         self.current = message
-        found, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
+        result, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
         if message.op not in POSTED.values():
             name = COUNTED.get(message.op, message.op)
             self.meter.sent((name, self.mesh.axes[message.axis].name), message.numbers, wire, messages)
-        return found
+        return result
 
     def group(self, message: Message) -> list[int]:
-        """The ranks that take part, in order."""
+        """Return the ranks that take part, in order."""
         key = message.op, message.axis, message.among
         if key not in self.groups:
-            self.groups[key] = [self.ranks[each] for each in group_of(self.place, message, self.mesh)]
+            self.groups[key] = [self.ranks[member] for member in group_of(self.place, message, self.mesh)]
         return self.groups[key]
 
     def meet(self, message: Message, own: Heading, sends: Sequence[int],
              takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
-        """What other ranks say of a crossing, and what is to go before the numbers: nothing where it went already."""
+        """Return the headings of other ranks, and the vector that goes before the numbers: empty if the heading was
+        sent on its own."""
         at, vector = message.at, own.vector(self.length)
         key = at, self.times.get(at, 0)
         self.times[at] = key[1] + 1
         if key in self.known: return self.known[key], vector
         came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length),
                                   message.op not in POSTED, lane_of(message))
-        said = {rank: Heading.read(each) for rank, each in came.items()}
-        self.checking.demand(message, own, said)
-        self.known[key] = said
-        return said, NOTHING
+        headings = {rank: Heading.read(front) for rank, front in came.items()}
+        self.checking.demand(message, own, headings)
+        self.known[key] = headings
+        return headings, NOTHING
 
 
 class RankCrossing:
-    """One crossing of one rank: its group in order, and where this rank is in it."""
+    """One message of one rank: its group in order, and the position of this rank in it."""
     def __init__(self, line: Crossings, message: Message) -> None:
         self.line, self.message, self.heading = line, message, Heading.of(message)
         self.group = line.group(message)
@@ -103,37 +104,40 @@ class RankCrossing:
         self.others = [q for q in range(self.n) if q != self.own]
 
     def opened(self, sends: Sequence[int], takes: Sequence[int]) -> None:
-        """Makes sure that the ranks of the group at these places are in this crossing."""
+        """Check that the ranks at some positions of the group are in the same operation, and note the shapes of their
+        arrays."""
         to, of = [self.group[q] for q in sends], [self.group[q] for q in takes]
-        said, self.front = self.line.meet(self.message, self.heading, to, of)
-        self.shapes = {q: said[self.group[q]].shapes for q in takes}
+        headings, self.front = self.line.meet(self.message, self.heading, to, of)
+        self.shapes = {q: headings[self.group[q]].shapes for q in takes}
         self.shapes[self.own] = self.heading.shapes
 
     def swap(self, sends: Mapping[int, Carriers], takes: Mapping[int, int]) -> RankVectors:
-        """Arrays as one vector, and vectors, by place in the group. What comes behind a heading is checked by it."""
-        front, vectors, given = len(self.front), dict[int, Numeric](), dict[int, Numeric]()
-        for q, each in sends.items():
-            if id(each) not in vectors: vectors[id(each)] = as_vector(self.front, each)      # to all ranks it is one
-            given[self.group[q]] = vectors[id(each)]
-        came = self.line.wire.exchange(given, {self.group[q]: front + size for q, size in takes.items()},
+        """Send arrays as one vector to each rank, and receive vectors, by position in the group. A heading at the front
+        of a vector is checked."""
+        front, vectors, outgoing = len(self.front), dict[int, Numeric](), dict[int, Numeric]()
+        for q, arrays in sends.items():
+            if id(arrays) not in vectors: vectors[id(arrays)] = as_vector(self.front, arrays)  # one for all ranks
+            outgoing[self.group[q]] = vectors[id(arrays)]
+        came = self.line.wire.exchange(outgoing, {self.group[q]: front + size for q, size in takes.items()},
                                        self.message.op not in POSTED, lane_of(self.message))
         if front:
-            said = {rank: Heading.read(each[:front]) for rank, each in came.items()
-                    if not np.array_equal(each[:front], self.front)}    # who says the same is in the same crossing
-            if said: self.line.checking.demand(self.message, self.heading, said)
+            unlike = {rank: Heading.read(vector[:front]) for rank, vector in came.items()
+                      if not np.array_equal(vector[:front], self.front)}  # equal headings agree
+            if unlike: self.line.checking.demand(self.message, self.heading, unlike)
         self.front = NOTHING
         return {q: came[self.group[q]][front:] for q in takes}
 
     def portion(self, arrays: Carriers, r: int) -> Carriers:
-        """What rank r of the group shall hold; what has one column for a row goes with every cut of columns."""
-        then, widest = self.message.then, max(each.shape[-1] for each in arrays)
+        """Return the arrays that rank r of the group shall hold. If columns are sharded, an array with one column a row
+        goes to every rank."""
+        then, widest = self.message.then, max(array.shape[-1] for array in arrays)
         assert then is not None
-        return tuple(each if then.role == "cols" and each.shape[-1] < widest
-                     else cut_piece(each, then, self.message.unit, self.n, r) for each in arrays)
+        return tuple(array if then.role == "cols" and array.shape[-1] < widest
+                     else cut_piece(array, then, self.message.unit, self.n, r) for array in arrays)
 
     def portioned(self, rank: int, r: int) -> tuple[ArrayShape, ...]:
-        """The shapes of a portion of what another rank holds."""
-        return tuple(each.shape for each in self.portion(tuple(map(empty, self.shapes[rank])), r))
+        """Return the shapes of a portion of the arrays of another rank."""
+        return tuple(array.shape for array in self.portion(tuple(map(empty, self.shapes[rank])), r))
 
     def merged(self, pieces: Sequence[Carriers]) -> Carriers:
         over = self.message.over
@@ -141,19 +145,19 @@ class RankCrossing:
         return reduce(over.merged, pieces)
 
     def finished(self, total: Carriers) -> Carriers:
-        """The value of a merged carrier; the carrier where other axes have parts of it still."""
+        """Return the value of a merged carrier; the carrier itself if it is partial on other axes, too."""
         over = self.message.over
         assert over is not None
         if self.message.unfinished or over.plain(): return total
-        shape = np.broadcast_shapes(*(each.shape for each in total))
+        shape = np.broadcast_shapes(*(part.shape for part in total))
         return (np.asarray(over.finished(total, shape), np.float64),)
 
 
-Crossed: TypeAlias = tuple["Numeric | Carriers", int, int]  # what comes out; numbers on the wire, messages
+Crossed: TypeAlias = tuple["Numeric | Carriers", int, int]  # result, numbers on the wire, messages
 
 
 def gather_all(one: RankCrossing) -> Crossed:
-    """To each rank what every rank holds."""
+    """Give each rank the arrays of every rank."""
     message = one.message
     one.opened(one.others, one.others)
     sizes = {q: count_all(one.shapes[q]) for q in one.others}
@@ -165,30 +169,30 @@ def gather_all(one: RankCrossing) -> Crossed:
 
 
 def all_reduce(one: RankCrossing) -> Crossed:
-    """Each rank merges one piece and gives it to all: of numbers as many each, of carriers as many rows."""
+    """Let each rank merge one piece and give it to all: equally many numbers each, of carriers equally many rows."""
     arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
     if n == PAIR: return merge_pair(one)
-    rows = [arrays[0].reshape(-1)] if single else [each.reshape(-1, each.shape[-1]) for each in arrays]
+    rows = [arrays[0].reshape(-1)] if single else [array.reshape(-1, array.shape[-1]) for array in arrays]
     cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
-    pieces = [tuple(each[lo:hi] for each in rows) for lo, hi in cuts]
-    shapes = [each.shape for each in pieces[one.own]]
+    pieces = [tuple(array[lo:hi] for array in rows) for lo, hi in cuts]
+    shapes = [array.shape for array in pieces[one.own]]
     came = one.swap({q: pieces[q] for q in one.others}, dict.fromkeys(one.others, count_all(shapes)))
     done = one.finished(one.merged([pieces[q] if q == one.own else as_arrays(came[q], shapes) for q in range(n)]))
-    wholes = [[(hi - lo, *each.shape[1:]) for each in done] for lo, hi in cuts]
+    wholes = [[(hi - lo, *array.shape[1:]) for array in done] for lo, hi in cuts]
     took = {q: count_all(wholes[q]) for q in one.others}
     more = one.swap(dict.fromkeys(one.others, done), took)
     parts = [done if q == one.own else as_arrays(more[q], wholes[q]) for q in range(n)]
-    final = [each.shape for each in arrays]
+    final = [array.shape for array in arrays]
     if not one.message.unfinished: final = [np.broadcast_shapes(*final)]
-    whole = tuple(np.concatenate(each).reshape(shape) for each, shape in zip(zip(*parts, strict=True), final,
-                                                                             strict=True))
+    whole = tuple(np.concatenate(blocks).reshape(shape) for blocks, shape in zip(zip(*parts, strict=True), final,
+                                                                                 strict=True))
     wire = sum(count_sizes(pieces[q]) for q in one.others) + sum(took.values())
     return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
 
 
 def merge_pair(one: RankCrossing) -> Crossed:
-    """Two ranks: each merges all that both have, so they wait for each other once."""
+    """Let two ranks each merge the arrays of both, so they wait for each other once."""
     arrays, [other] = one.message.arrays, one.others
     came = one.swap({other: arrays}, {other: count_sizes(arrays)})
     both = as_arrays(came[other], one.shapes[other]), arrays
@@ -197,44 +201,44 @@ def merge_pair(one: RankCrossing) -> Crossed:
 
 
 def reduce_scatter(one: RankCrossing) -> Crossed:
-    """To each rank the parts of what it shall hold, which it merges."""
+    """Give each rank the parts of the piece that it shall hold, which it merges."""
     came, wire = deal(one)
     done = one.finished(one.merged(came))
     return (done if one.message.unfinished else done[0]), wire, len(one.others)
 
 
 def all_to_all(one: RankCrossing) -> Crossed:
-    """To each rank what it shall hold of what others hold."""
+    """Give each rank the parts that it shall hold of the arrays of others."""
     cut, then = one.message.cut, one.message.then
     assert cut is not None and then is not None
     came, wire = deal(one)
-    return pieces_of(cut, [one.message._replace(arrays=each) for each in came]), wire, len(one.others)
+    return pieces_of(cut, [one.message._replace(arrays=arrays) for arrays in came]), wire, len(one.others)
 
 
 def deal(one: RankCrossing) -> tuple[list[Carriers], int]:
-    """What every rank has for this one, in order, and the numbers that this one sends."""
+    """Return the arrays that every rank has for this one, in order, and the numbers that this one sends."""
     one.opened(one.others, one.others)
     sends = {q: one.portion(one.message.arrays, q) for q in one.others}
     shapes = {q: one.portioned(q, one.own) for q in one.others}
-    came = one.swap(sends, {q: count_all(each) for q, each in shapes.items()})
-    own = one.portion(one.message.arrays, one.own)
-    found = [own if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
-    return found, sum(map(count_sizes, sends.values()))
+    came = one.swap(sends, {q: count_all(wanted) for q, wanted in shapes.items()})
+    portion = one.portion(one.message.arrays, one.own)
+    portions = [portion if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
+    return portions, sum(map(count_sizes, sends.values()))
 
 
 def exchange_halo(one: RankCrossing) -> Crossed:
-    """To each rank the rows that it names, of those of every rank in order."""
-    arrays, own = one.message.arrays, one.own
+    """Give each rank the rows that it names, of every rank in order."""
+    arrays, here = one.message.arrays, one.own
     one.opened(one.others, one.others)
     sends = {q: (arrays[q],) for q in one.others}
-    came = one.swap(sends, {q: prod(one.shapes[q][own]) for q in one.others})
-    rows = [arrays[own] if q == own else came[q].reshape(one.shapes[q][own]) for q in range(one.n)]
+    came = one.swap(sends, {q: prod(one.shapes[q][here]) for q in one.others})
+    rows = [arrays[here] if q == here else came[q].reshape(one.shapes[q][here]) for q in range(one.n)]
     sizes = [arrays[q].size for q in one.others]
     return np.concatenate(rows, AXES["rows"]), sum(sizes), sum(size > 0 for size in sizes)
 
 
 def hand_on(one: RankCrossing) -> Crossed:
-    """To the right neighbour, from the left one."""
+    """Send to the right neighbour, and receive from the left one."""
     right, left, arrays = (one.own + 1) % one.n, (one.own - 1) % one.n, one.message.arrays
     if one.n == 1: return arrays, 0, 0
     one.opened([right], [left])
@@ -243,14 +247,14 @@ def hand_on(one: RankCrossing) -> Crossed:
 
 
 def give(one: RankCrossing) -> Crossed:
-    """To a neighbouring stage, which takes it when it gets there."""
+    """Send to a neighbouring stage, which receives when it gets there."""
     one.opened(one.others, [])
     one.swap(dict.fromkeys(one.others, one.message.arrays), {})
     return (), one.message.numbers, 1
 
 
 def take(one: RankCrossing) -> Crossed:
-    """From a neighbouring stage."""
+    """Receive from a neighbouring stage."""
     [other] = one.others
     one.opened([], [other])
     came = one.swap({}, {other: count_all(one.shapes[other])})
@@ -258,18 +262,19 @@ def take(one: RankCrossing) -> Crossed:
 
 
 def exchange_rows(one: RankCrossing) -> Crossed:
-    """To each rank its share of the arrays, in order of senders. How many rows each has goes before them, every time:
-    whom rows ask is not known before."""
+    """Give each rank its share of the arrays, in order of senders. The numbers of rows go before them every time,
+    because the routing of rows is not known in advance."""
     arrays, share = one.message.arrays, len(one.message.arrays) // one.n
-    own = {q: arrays[q * share:(q + 1) * share] for q in range(one.n)}
+    shares = {q: arrays[q * share:(q + 1) * share] for q in range(one.n)}
     one.opened(one.others, one.others)
-    told = one.swap({q: (np.array([len(each) for each in own[q]], np.float64),) for q in one.others},
+    told = one.swap({q: (np.array([len(array) for array in shares[q]], np.float64),) for q in one.others},
                     dict.fromkeys(one.others, share))
     wide = arrays[0].shape[-1]
-    shapes = {q: [(int(rows), wide) for rows in each] for q, each in told.items()}
-    came = one.swap({q: own[q] for q in one.others}, {q: count_all(each) for q, each in shapes.items()})
-    parts = [own[q] if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
-    return tuple(each for part in parts for each in part), sum(count_sizes(own[q]) for q in one.others), len(one.others)
+    shapes = {q: [(int(rows), wide) for rows in counts] for q, counts in told.items()}
+    came = one.swap({q: shares[q] for q in one.others}, {q: count_all(sizes) for q, sizes in shapes.items()})
+    parts = [shares[q] if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
+    return (tuple(array for part in parts for array in part), sum(count_sizes(shares[q]) for q in one.others),
+            len(one.others))
 
 
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
@@ -279,8 +284,8 @@ EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
 
 
 def lane_of(message: Message) -> int:
-    """What stages hand on has lanes of its own, one for each place and direction: a stage of several chunks takes it in
-    another order than it was given."""
+    """Return the lane of a message. Messages between stages have lanes of their own, one for each place and direction,
+    because a stage of several chunks takes them in another order than they are sent."""
     if message.op in ("give", "take"): return 1 + 2 * message.at
     return 2 + 2 * message.at if message.op in ("give_back", "take_back") else 0
 
@@ -289,21 +294,21 @@ def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
 def count_all(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
 def count_sizes(arrays: Carriers) -> int: return sum(each.size for each in arrays)
 def as_vector(front: Numeric, arrays: Carriers) -> Numeric:
-    """A vector of their numbers, one after another, copied once."""
+    """Return a vector of the numbers of some arrays, one after another, copied once."""
     return np.concatenate([front, *arrays], None, dtype=np.float64)
 
 
 def holds_nan(array: Numeric) -> bool:
-    """Whether some number is none: squares that are summed are not, unless one of them is."""
+    """True if the array holds a NaN: its dot product with itself is NaN only then."""
     flat = array.reshape(-1)
     return isnan(np.dot(flat, flat))
 
 
 def as_arrays(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
-    """The arrays of a vector."""
-    found, at = list[Numeric](), 0
+    """Return the arrays of a vector."""
+    arrays, at = list[Numeric](), 0
     for shape in shapes:
         size = prod(shape)
-        found.append(vector[at:at + size].reshape(shape))
+        arrays.append(vector[at:at + size].reshape(shape))
         at += size
-    return tuple(found)
+    return tuple(arrays)

@@ -12,25 +12,25 @@ from opmatrix.parallel.launch.exchanges import RankVectors
 from opmatrix.parallel.launch.headings import RanksFailed
 from opmatrix.parallel.launch.pipes import LOOPBACK
 
-dist: Any = import_module("torch.distributed")              # names that it does not say that it exports
-PATIENCE = timedelta(days=1)                                # who hangs is found by the launcher, which sees all ranks
+dist: Any = import_module("torch.distributed")              # its stubs do not export all names
+PATIENCE = timedelta(days=1)                                # the launcher, which sees all ranks, finds those that hang
 
 
 class Lost(RanksFailed):
-    """A rank that is not there any more."""
+    """A rank that is gone."""
 
 
 class Meeting(NamedTuple):
-    """Where ranks find each other: a port of this machine, on which the first one listens by a socket that it was
+    """The port of this machine on which ranks find each other. The first rank listens on it, by a socket that it was
     given."""
-    rank: int
-    ranks: int
+    rank: int                                               # number of this rank
+    ranks: int                                              # number of all ranks
     port: int
-    socket: int
+    socket: int                                             # file descriptor of the listening socket
 
 
 class GlooWire:
-    """One rank's end."""
+    """One rank's end of the wire."""
     def __init__(self, at: Meeting) -> None:
         torch.set_num_threads(1)
         first = at.rank == 0
@@ -38,27 +38,27 @@ class GlooWire:
                               master_listen_fd=at.socket if first else None)
         dist.init_process_group("gloo", store=store, rank=at.rank, world_size=at.ranks, timeout=PATIENCE)
         self.rank, self.group = at.rank, dist.group.WORLD
-        self.posted: list[tuple[Any, torch.Tensor]] = []    # what is on its way still
+        self.posted: list[tuple[Any, torch.Tensor]] = []    # sends that are on their way still
 
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
-        """Raises Lost where a rank is gone."""
-        found = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
-        given = {to: torch.from_numpy(vector) for to, vector in sends.items()}
+        """Send and receive vectors. Raises Lost if a rank is gone."""
+        incoming = {of: torch.empty(size, dtype=torch.float64) for of, size in takes.items()}
+        outgoing = {to: torch.from_numpy(vector) for to, vector in sends.items()}
         peer = -1
         try:
             works = []
-            for peer, tensor in found.items(): works.append((peer, self.group.recv([tensor], peer, lane)))
-            for peer, tensor in given.items():
+            for peer, tensor in incoming.items(): works.append((peer, self.group.recv([tensor], peer, lane)))
+            for peer, tensor in outgoing.items():
                 work = self.group.send([tensor], peer, lane)
                 if wait: works.append((peer, work))
                 else: self.posted.append((work, tensor))
             for peer, work in works: work.wait()                # noqa: B007
         except RuntimeError as error:
             raise Lost(f"rank {self.rank}: lost rank {peer}: {str(error).splitlines()[0][:120]}") from error
-        return {of: tensor.numpy() for of, tensor in found.items()}
+        return {of: tensor.numpy() for of, tensor in incoming.items()}
 
     def settle(self) -> None:
-        """Waits until what was sent on without waiting has been taken: by then a step has ended."""
+        """Wait until vectors that were sent without waiting have been received: by then a step has ended."""
         try:
             for work, _ in self.posted: work.wait()
         except RuntimeError as error:

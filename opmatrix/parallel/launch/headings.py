@@ -1,5 +1,5 @@
-"""What ranks tell each other of a crossing before its numbers: operation, step, axis, how it is cut, shapes. Ranks that
-are not in one crossing are named, all of them."""
+"""Headings that ranks send each other before the numbers of a message: operation, step, axis, sharding, shapes. Ranks
+that are not in one operation are named, all of them."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
@@ -17,37 +17,37 @@ from opmatrix.parallel.sharding.carrier_pieces import AXES
 from opmatrix.parallel.sharding.mesh import Mesh
 
 OPERATIONS = *MERGES, *POSTED, *POSTED.values()
-SAME_SHAPES = "all_reduce", "reduce_scatter"                # all ranks hand over the same shapes
+SAME_SHAPES = "all_reduce", "reduce_scatter"                # operations with the same shapes on all ranks
 DIMENSIONS = 4
 ArrayShape = tuple[int, ...]
 
 
 class RanksFailed(RuntimeError):
-    """What ended a run, in a line: which rank, and what happened to it."""
+    """The cause of the end of a run, in a line: which rank, and what happened to it."""
 
 
 class RanksDisagree(RanksFailed):
-    """Ranks that are not in one crossing."""
+    """Ranks that are not in one operation."""
 
 
 class Heading(NamedTuple):
-    """What one rank says of the crossing that it is in."""
-    op: str
-    axis: int
-    at: int
-    how: int
-    shapes: tuple[ArrayShape, ...]
+    """The description that one rank sends of the message that it is in."""
+    op: str                                                 # collective or transfer
+    axis: int                                               # number of the axis
+    at: int                                                 # number of the step
+    how: int                                                # checksum of how it is sharded and merged
+    shapes: tuple[ArrayShape, ...]                          # shapes of the arrays
 
     @classmethod
     def of(cls, message: Message) -> Heading:
         over = message.over.__name__ if message.over else ""
         how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished, message.among)
-        shapes = tuple([each.shape for each in message.arrays])
-        if message.op in ("exchange", "visit"): shapes = ((len(shapes), shapes[0][-1]),)    # rows are told every time
+        shapes = tuple([array.shape for array in message.arrays])
+        if message.op in ("exchange", "visit"): shapes = ((len(shapes), shapes[0][-1]),)    # row counts come later
         return cls(message.op, message.axis, message.at, how, shapes)
 
     def vector(self, length: int) -> Numeric:
-        """As numbers, of a length that every rank knows."""
+        """Return the heading as numbers, of a length that every rank knows."""
         return heading_vector(self, length)
 
     @classmethod
@@ -66,26 +66,27 @@ class Heading(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def heading_vector(own: Heading, length: int) -> Numeric:
-    """A heading as numbers, which nobody changes: a rank says the same ones in every step."""
-    found = [OPERATIONS.index(own.op), own.axis, own.at, own.how, len(own.shapes)]
-    for shape in own.shapes: found += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
-    return np.array(found + [0] * (length - len(found)), np.float64)
+    """Return a heading as numbers, which must not change: a rank sends the same ones in every step."""
+    numbers = [OPERATIONS.index(own.op), own.axis, own.at, own.how, len(own.shapes)]
+    for shape in own.shapes: numbers += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
+    return np.array(numbers + [0] * (length - len(numbers)), np.float64)
 
 
 @lru_cache(maxsize=4096)
 def how_told(*how: Hashable) -> int:
-    """How a crossing is cut and merged, as a number; there are few ways, and a rank is in one at every crossing."""
+    """Return a checksum of how a message is sharded and merged. It is cached: there are few ways, and every message
+    needs one."""
     return crc32(repr(how).encode())
 
 
 def length_of(mesh: Mesh) -> int:
-    """Numbers of a heading: a halo has an array for each rank of its axis."""
+    """Return the numbers of a heading: a halo has an array for each rank of its axis."""
     return 5 + (DIMENSIONS + 1) * max([4, *(axis.count for axis in mesh)])
 
 
 def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
-    """Whether two ranks are in one crossing. What is gathered may differ along the dimension that is cut, what goes
-    round or to neighbours in its rows."""
+    """True if two ranks are in one operation. Gathered arrays may differ along the sharded dimension; arrays that go
+    round or to neighbours may differ in rows."""
     if POSTED.get(one.op) == other.op or POSTED.get(other.op) == one.op:
         return (one.axis, one.at) == (other.axis, other.at)
     if one[:4] != other[:4]: return False
@@ -97,12 +98,12 @@ def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Checking:
-    """Compares what the ranks of a group say with what one of them is in."""
+    """A comparison of the headings of a group with that of one of its ranks."""
     mesh: Mesh
     here: int
 
     def demand(self, message: Message, own: Heading, said: Mapping[int, Heading]) -> None:
-        """Raises RanksDisagree that names both ranks."""
+        """Raise RanksDisagree, which names both ranks, if a heading does not meet that of this rank."""
         along = AXES[message.cut.role] if message.cut else None
         for rank, other in said.items():
             if meets(own, other, along): continue

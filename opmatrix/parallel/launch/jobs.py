@@ -1,4 +1,4 @@
-"""What ranks are asked to run, as JSON: a model, a mesh, a batch, how often. A model is a directory, or a configuration
+"""Jobs of ranks, as JSON: a model, a mesh, a batch, the number of steps. A model is a directory, or a configuration
 whose weights are drawn by their names, so every rank has the same."""
 from __future__ import annotations
 
@@ -25,43 +25,39 @@ from opmatrix.parallel.train.requested_steps import TrainAsked
 
 @dataclass(frozen=True)
 class Job:
-    """A forward pass of a batch, or a step of training where `train` says how (`TrainAsked`), `steps` times. `model` is
-    the directory of a checkpoint or a configuration, whose weights `seed` draws; `axes` are ranks and strategy of each
-    axis, the outermost first; `ids` the tokens, a row for each sequence, of training one more than are read. `scores`:
-    with the head of the vocabulary. `traced`: the last step is written down.
-    `decode`: a step makes the next token of each prompt, over caches. `node`, `visits`: of the mesh."""
-    model: str | Settings
-    axes: Mapping[str, tuple[int, str]]
-    ids: Sequence[Sequence[int]]
-    steps: int = 1
-    seed: int = 0
-    scores: bool = False
-    offload: int = 0
-    stages: Sequence[int] | None = None
-    cuts: Mapping[str, str] | None = None
-    traced: bool = False
-    train: Mapping[str, object] | None = None
-    decode: bool = False
-    node: int = 0
-    visits: int = 0
+    """Forward passes of a batch, steps of training, or steps of decoding."""
+    model: str | Settings                                   # directory of a checkpoint, or a configuration
+    axes: Mapping[str, tuple[int, str]]                     # ranks and strategy of each axis, the outermost first
+    ids: Sequence[Sequence[int]]                            # a row of tokens a sequence; one more in training
+    steps: int = 1                                          # number of steps
+    seed: int = 0                                           # seed of the weights of a configuration
+    scores: bool = False                                    # with the head of the vocabulary
+    offload: int = 0                                        # ZeRO stage of the state on the host
+    stages: Sequence[int] | None = None                     # layers of each pipeline stage
+    cuts: Mapping[str, str] | None = None                   # how weights are sharded, by patterns of names
+    traced: bool = False                                    # the last step is recorded
+    train: Mapping[str, object] | None = None               # request for a step of training (`TrainAsked`)
+    decode: bool = False                                    # a step makes the next token of each prompt, over caches
+    node: int = 0                                           # expert ranks in a node of the mesh
+    visits: int = 0                                         # nodes of the mesh that a row goes to
 
     def json(self) -> dict[str, object]:
-        return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*each] for each in self.axes.items()]}
+        return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*axis] for axis in self.axes.items()]}
 
     @classmethod
     def read(cls, found: Mapping[str, object]) -> Job:
-        """From its JSON."""
+        """Read a job from its JSON."""
         axes = {name: (n, strategy) for name, (n, strategy) in found["axes"]}      # type: ignore[attr-defined]
         return cls(**(dict(found) | {"axes": axes}))        # type: ignore[arg-type]
 
     @property
     def mesh(self) -> Mesh:
-        made = Mesh.of(**self.axes)
-        return Mesh(made.axes, self.offload, node=self.node, visits=self.visits)
+        mesh = Mesh.of(**self.axes)
+        return Mesh(mesh.axes, self.offload, node=self.node, visits=self.visits)
 
     @property
     def each_step(self) -> bool:
-        """Whether what ranks give is something of every step, and not of the last alone."""
+        """True if ranks return a value for every step, and not for the last alone."""
         return self.decode or self.train is not None
 
     @property
@@ -70,20 +66,20 @@ class Job:
 
     @property
     def feed(self) -> Feed:
-        """Rows of tokens, of which the next are the targets of a loss of scores."""
+        """The rows of tokens; in training the next tokens are the targets of the loss."""
         ids = np.asarray(self.ids, np.int64)
         return Feed(ids) if self.train is None else Feed(ids[:, :-1], {TARGETS: ids[:, 1:]})
 
     def operator(self) -> Operator:
-        """The model with its numbers; where it is trained, with a loss behind it."""
+        """Return the model with its numbers; in training with a loss behind it."""
         from opmatrix.files.checkpoint import open_model
         if isinstance(self.model, str): model = open_model(self.model).operator()
         else: model = drawn_model(self.model, self.seed, self.scores or self.decode or self.train is not None)
         return model if self.train is None else with_loss(model)
 
     def plan(self, model: Operator | None = None) -> Partition:
-        """The partition of the model; of an interleaved schedule it has a stage for each chunk. Raises InputError for a
-        mesh that it does not fit."""
+        """Return the partition of the model; with an interleaved schedule it has a stage for each chunk. Raises
+        InputError for a mesh that it does not fit."""
         (sequences, tokens), mesh = np.shape(self.feed.x), self.mesh
         model = model or self.operator()
         if (asked := self.learns) is not None:
@@ -93,7 +89,7 @@ class Job:
 
 
 def with_loss(model: Operator) -> Operator:
-    """The loss of what a model says of each next token. Raises InputError where it scores no vocabulary."""
+    """Return a model with the loss of its scores of each next token. Raises InputError if it scores no vocabulary."""
     if model.out.cols != model.into.cols:
         raise InputError(f"train: the model gives {model.out.cols} features and scores no vocabulary of "
                          f"{model.into.cols}: train one with a head, such as GPT-2 or LLaMA")
@@ -101,15 +97,17 @@ def with_loss(model: Operator) -> Operator:
 
 
 def drawn_model(config: Settings, seed: int = 0, scores: bool = False) -> Operator:
-    """A model of a configuration with drawn weights. Raises InputError where there is no head that is asked for."""
+    """Return a model of a configuration with drawn weights. Raises InputError if scores are requested and the family
+    has no head."""
     if scores and not layout(config).head: raise InputError("scores: this family has no head that scores a vocabulary")
     at = drawn_arrays(seed)
-    found: Operator = build(config, at)
-    return found @ head(config, at) if scores else found
+    model: Operator = build(config, at)
+    return model @ head(config, at) if scores else model
 
 
 def drawn_arrays(seed: int) -> ArraySource:
-    """Arrays by name: matrices as large as keeps rows as they are, gains and shifts about 1."""
+    """Return a source of arrays by name: matrices of a scale that keeps rows as large as they are, gains and shifts
+    about 1."""
     def at(name: str, *shape: int) -> Data:
         rng = np.random.default_rng([seed, crc32(name.encode())])
         numbers = rng.normal(size=shape)

@@ -1,5 +1,4 @@
-"""This machine as one that is planned for: ranks that are processes of it, as `opmatrix launch` runs them, in
-float64."""
+"""This machine as a target of plans: ranks that are processes of it, as `opmatrix launch` runs them, in float64."""
 from __future__ import annotations
 
 import os
@@ -17,22 +16,22 @@ LOCAL = "local"
 
 
 def local_plan(model: str | Settings, ranks: int, rates: RankRates | None = None, **asked: object) -> StrategyPlan:
-    """`plan` for ranks of this machine, whose rates are measured where they are not given."""
-    found = rates or rank_rates(ranks)
+    """Return a `plan` for ranks of this machine, whose rates are measured if they are not given."""
+    measured = rates or rank_rates(ranks)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
-    return plan(model, ranks, found.sheet(ranks, room), flash=False, precision=LOCAL_NUMBER, constants=found.constants,
-                **asked)                                    # type: ignore[arg-type]
+    return plan(model, ranks, measured.sheet(ranks, room), flash=False, precision=LOCAL_NUMBER,
+                constants=measured.constants, **asked)      # type: ignore[arg-type]
 
 
 def mesh_of(choice: PlanChoice) -> Mesh:
-    """The ranks of a strategy as `launch` has them."""
-    own, form = choice.sizes, choice.form
-    return usual_mesh(own["dp"], own["tp"], own["pp"], own["cp"], ep=own["ep"], zero=form.zero, context=form.context,
-                      sequence=form.sequence, vocabulary=own["tp"] > 1)
+    """Return the mesh of a strategy, as `launch` has it."""
+    sizes, form = choice.sizes, choice.form
+    return usual_mesh(sizes["dp"], sizes["tp"], sizes["pp"], sizes["cp"], ep=sizes["ep"], zero=form.zero,
+                      context=form.context, sequence=form.sequence, vocabulary=sizes["tp"] > 1)
 
 
 def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[int]], steps: int) -> Job:
-    """What ranks are asked for by a strategy; `ids` are of the batch, of training a token more of each sequence."""
+    """Return the job of a strategy; `ids` are those of the batch, in training a token more of each sequence."""
     train = None if plan.question.infer else dict(
         schedule=schedule_of(choice), micro_batches=micro_batches(choice), keep=RECOMPUTED[choice.form.recompute])
     axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh_of(choice)}
@@ -43,11 +42,11 @@ def micro_batches(choice: PlanChoice) -> int: return round(float(choice.predicti
 
 
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
-    """The command that runs a strategy on this machine."""
-    own, form = choice.sizes, choice.form
-    more = [f"--{name} {own[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if own[name] > 1]
-    if own["cp"] > 1: more.append(f"--context {form.context}")
-    if own["tp"] > 1: more.append("--vocabulary")
+    """Return the command that runs a strategy on this machine."""
+    sizes, form = choice.sizes, choice.form
+    more = [f"--{name} {sizes[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if sizes[name] > 1]
+    if sizes["cp"] > 1: more.append(f"--context {form.context}")
+    if sizes["tp"] > 1: more.append("--vocabulary")
     if form.sequence: more.append("--sequence")
     if form.zero: more.append(f"--zero {form.zero}")
     if plan.question.infer: more.append("--scores")

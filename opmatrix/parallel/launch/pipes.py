@@ -1,5 +1,5 @@
-"""What a launcher and its ranks tell each other through pipes: a line of JSON, with an array behind it where there is
-one. Nothing is unpickled."""
+"""Notes between a launcher and its ranks through pipes: a line of JSON, with an array behind it if there is one. No
+data is unpickled."""
 from __future__ import annotations
 
 import json
@@ -10,14 +10,14 @@ import numpy as np
 
 from opmatrix.algebra.data import Numeric
 
-LOOPBACK = "127.0.0.1"                                      # where they are, all of them
+LOOPBACK = "127.0.0.1"                                      # the address of all ranks
 
 
 class Note(NamedTuple):
-    """What one rank says: of what kind, with what, and an array."""
-    kind: str
-    said: dict[str, object]
-    array: Numeric | None = None
+    """A note of one rank."""
+    kind: str                                               # ready, beat, done or failed
+    said: dict[str, object]                                 # its values
+    array: Numeric | None = None                            # an array, if it has one
 
 
 class NoteWriter:
@@ -35,12 +35,12 @@ class NoteWriter:
 
 
 def read_note(stream: BinaryIO) -> Note | None:
-    """The next note; None at the end, and for a line that was cut off."""
+    """Return the next note; None at the end, and for a note that was truncated."""
     line = stream.readline()
     if not line.endswith(b"\n"): return None
-    said = json.loads(line)
-    kind, shape = said.pop("kind"), said.pop("shape")
-    if shape is None: return Note(kind, said)
+    values = json.loads(line)
+    kind, shape = values.pop("kind"), values.pop("shape")
+    if shape is None: return Note(kind, values)
     size = 8 * int(np.prod(shape, dtype=np.int64))
     held = stream.read(size)
-    return Note(kind, said, np.frombuffer(held, np.float64).reshape(shape)) if len(held) == size else None
+    return Note(kind, values, np.frombuffer(held, np.float64).reshape(shape)) if len(held) == size else None

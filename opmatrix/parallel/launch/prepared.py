@@ -19,13 +19,13 @@ from opmatrix.parallel.sharding.placement import Coordinates
 
 
 class Moment(NamedTuple):
-    """What a rank did from when to when, in seconds of the machine's clock: it computed, or crossed so many numbers."""
-    what: str
-    axis: str
-    at: int
-    begin: float
-    end: float
-    numbers: int
+    """An event of a rank: it computed, or communicated."""
+    what: str                                               # compute, or the operation
+    axis: str                                               # name of the axis; empty for compute
+    at: int                                                 # number of the step; -1 at the end
+    begin: float                                            # seconds of the machine's clock
+    end: float                                              # seconds of the machine's clock
+    numbers: int                                            # numbers that were handed over
 
 
 class Prepared:
@@ -35,12 +35,13 @@ class Prepared:
         self.splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
 
     def virtual(self, feed: Feed) -> Ran:
-        """All ranks in this process."""
+        """Run all ranks in this process."""
         final = self.splits[len(self.plan.chain) - 1]
         return run_ranks(self.plan, partial(factor_by_factor, self.plan, self.splits, feed), final.steps[final.out])
 
     def run(self, place: Coordinates, feed: Feed, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
-        """One rank, over a wire; what it counted is in `line.meter`. Raises NotFinite for an output that is none."""
+        """Run one rank over a wire; its counts are in `line.meter`. Raises NotFinite for an output that is not
+        finite."""
         line.begin(Meter())
         body = partial(factor_by_factor, self.plan, self.splits, feed)
         value = follow(rank(self.plan, place, body, line.meter), line, moments)
@@ -49,7 +50,7 @@ class Prepared:
         return value
 
     def assembled(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
-        """The whole value of what the ranks of the last stage give."""
+        """Return the whole value from the results of the ranks of the last stage."""
         final = self.splits[len(self.plan.chain) - 1]
         return assembled(final.steps[final.out], last_stage(self.plan, results), self.plan.mesh.flat)
 
@@ -64,14 +65,14 @@ class PreparedRun:
 
 
 def follow(running: Generator[Message, Any, Numeric], line: Crossings, moments: list[Moment] | None) -> Numeric:
-    """Lets one rank run until it is done, and writes down when it did what."""
+    """Run one rank until it is done, and record its events."""
     value, began = None, monotonic()
     while True:
         try: message = running.send(value)
         except StopIteration as end:
             if moments is not None: moments.append(Moment("compute", "", -1, began, monotonic(), 0))
-            found: Numeric = end.value
-            return found
+            result: Numeric = end.value
+            return result
         met = monotonic()
         value = line.cross(message)
         done = monotonic()

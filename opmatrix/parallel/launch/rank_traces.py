@@ -1,4 +1,4 @@
-"""What ranks did from when to when, for Chrome's tracing (its JSON is read by Perfetto, too), or drawn as SVG."""
+"""Timelines of ranks, for Chrome's tracing (its JSON is read by Perfetto, too), or drawn as SVG."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from opmatrix.parallel.launch.prepared import Moment
 from opmatrix.parallel.ranks.virtual import STEPS
 from opmatrix.parallel.sharding.placement import Coordinates
 
-PICTURE_WIDTH, ROW_HIGH, INSET, ABOVE = 1000, 26, 90, 30           # of the picture, in its pixels
+PICTURE_WIDTH, ROW_HIGH, INSET, ABOVE = 1000, 26, 90, 30           # sizes in the picture, in pixels
 COLOURS = {"compute": "#4878a8", "give": "#8c6bb1", "take": "#8c6bb1"}
 OTHER = "#d1793b"                                           # collectives
 
@@ -16,7 +16,7 @@ Moments = Mapping[Coordinates, Sequence[Moment]]
 
 
 def beginning(moments: Moments) -> float:
-    return min((each.begin for own in moments.values() for each in own), default=0.0)
+    return min((moment.begin for row in moments.values() for moment in row), default=0.0)
 
 
 def named(each: Moment) -> str:
@@ -24,14 +24,14 @@ def named(each: Moment) -> str:
 
 
 def chrome_trace(moments: Moments) -> str:
-    """A lane for each rank; what crosses says how many bytes it handed over, and in which step of which factor."""
+    """Return a lane for each rank; a message shows its bytes, and its step and factor."""
     start = beginning(moments)
-    bars = [bar_of(lane, each, start) for lane, own in enumerate(moments.values()) for each in own]
+    bars = [bar_of(lane, moment, start) for lane, row in enumerate(moments.values()) for moment in row]
     return timeline.chrome_trace(bars, [f"rank {rank} {place}" for rank, place in enumerate(moments)])
 
 
 def bar_of(lane: int, each: Moment, start: float) -> timeline.Bar:
-    """A moment of a rank, by seconds since the first one's."""
+    """Return the bar of a moment of a rank, in seconds since the first moment."""
     factor, step = divmod(max(each.at, 0), STEPS)
     computes = each.what == "compute"
     crosses = {} if computes else dict(bytes=8 * each.numbers, axis=each.axis)
@@ -40,20 +40,21 @@ def bar_of(lane: int, each: Moment, start: float) -> timeline.Bar:
 
 
 def drawn_trace(moments: Moments) -> str:
-    """A picture with a lane for each rank, from the beginning of the first to the end of the last."""
+    """Return a picture with a lane for each rank, from the beginning of the first moment to the end of the last."""
     start = beginning(moments)
-    length = max((each.end - start for own in moments.values() for each in own), default=0.0) or 1.0
+    length = max((moment.end - start for row in moments.values() for moment in row), default=0.0) or 1.0
     height = ABOVE + ROW_HIGH * len(moments) + 10
     shown = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{INSET + PICTURE_WIDTH + 10}" height="{height}" '
              'font-family="sans-serif" font-size="12">',
              f'<text x="{INSET}" y="18">{1e3 * length:.2f} ms: blue computes, orange crosses or waits, violet between '
              "stages</text>"]
-    for rank, own in enumerate(moments.values()):
+    for rank, row in enumerate(moments.values()):
         y = ABOVE + ROW_HIGH * rank
         shown.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
-        for each in own:
-            x, wide = (PICTURE_WIDTH * seconds / length for seconds in (each.begin - start, each.end - each.begin))
+        for moment in row:
+            x, wide = (PICTURE_WIDTH * seconds / length
+                       for seconds in (moment.begin - start, moment.end - moment.begin))
             shown.append(f'<rect x="{INSET + x:.2f}" y="{y}" width="{max(wide, 0.2):.2f}" height="{ROW_HIGH - 6}" '
-                         f'fill="{COLOURS.get(each.what, OTHER)}"><title>{named(each)}, '
-                         f'{1e3 * (each.end - each.begin):.3f} ms, {8 * each.numbers} B</title></rect>')
+                         f'fill="{COLOURS.get(moment.what, OTHER)}"><title>{named(moment)}, '
+                         f'{1e3 * (moment.end - moment.begin):.3f} ms, {8 * moment.numbers} B</title></rect>')
     return "\n".join([*shown, "</svg>", ""])

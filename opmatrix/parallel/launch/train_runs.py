@@ -1,4 +1,5 @@
-"""Steps of training, and tokens one by one, over a wire: ranks drive the generators of `opmatrix.parallel.train`."""
+"""Steps of training, and of decoding token by token, over a wire: ranks drive the generators of
+`opmatrix.parallel.train`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -19,56 +20,59 @@ from opmatrix.parallel.train.train_ranks import LossNotFinite, TrainingRank
 
 
 def train_plan(job: Job, model: Operator | None = None) -> TrainPlan:
-    """What a job trains. Raises InputError for a mesh that does not fit, and for what has no pullback."""
+    """Return the training plan of a job. Raises InputError for a mesh that does not fit, and for an operator that has
+    no pullback."""
     return TrainPlan(job.plan(model), job.learns or TrainAsked())
 
 
 class TrainingRun:
-    """One rank that trains over a wire; its numbers stay from step to step."""
+    """One rank that trains over a wire; its weights stay from step to step."""
     def __init__(self, job: Job, place: Coordinates) -> None:
         train = train_plan(job)
         self.rank, self.feeds = TrainingRank(train, place), train.feeds(job.feed)
 
     def run(self, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
-        """A step; what the rank has of the losses. Raises NotFinite for a loss or a gradient that is no number."""
+        """Run a step, and return the rank's part of the losses. Raises NotFinite for a loss or a gradient that is not
+        finite."""
         line.begin(Meter())
         try: return follow(self.rank.step(self.feeds, line.meter), line, moments)
         except LossNotFinite as error: raise NotFinite(f"rank {line.here}: {error}") from None
 
 
 def decode_plan(job: Job, model: Operator | None = None) -> DecodePlan:
-    """What a job decodes. Raises InputError for a mesh that does not fit, and for attention that has no caches."""
+    """Return the decoding plan of a job. Raises InputError for a mesh that does not fit, and for attention that has no
+    caches."""
     sequences, tokens = np.shape(job.ids)
     return DecodePlan(model or job.operator(), job.mesh, sequences, tokens, job.stages)
 
 
 class DecodingRun:
-    """One rank that makes text over a wire; its caches grow from step to step."""
+    """One rank that generates text over a wire; its caches grow from step to step."""
     def __init__(self, job: Job, place: Coordinates) -> None:
         self.rank, self.new = DecodingRank(decode_plan(job), place), np.asarray(job.ids, np.int64)
 
     def run(self, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
-        """The next token of each sequence that this rank has."""
+        """Return the next token of each sequence that this rank has."""
         line.begin(Meter())
-        found = follow(self.rank.step(self.new, line.meter), line, moments)
-        self.new = np.maximum(found, 0)[:, None]
-        return found
+        tokens = follow(self.rank.step(self.new, line.meter), line, moments)
+        self.new = np.maximum(tokens, 0)[:, None]
+        return tokens
 
 
 def run_of(job: Job, place: Coordinates) -> TrainingRun | DecodingRun | PreparedRun:
-    """What a rank does at each step of a job. Raises InputError for a job that trains and decodes at once."""
+    """Return the run of a rank in a job, step by step. Raises InputError for a job that trains and decodes at once."""
     if job.train is not None and job.decode: raise InputError("job: it trains or it decodes: ask for one of both")
     if job.decode: return DecodingRun(job, place)
     return PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
 
 
 def made_tokens(values: Mapping[Coordinates, Numeric]) -> Numeric:
-    """Sequences x steps, of what ranks know of them."""
+    """Return the tokens as sequences x steps, from those that ranks know."""
     return known_tokens([*values.values()]).T.astype(np.int64)
 
 
 def mean_losses(train: TrainPlan, values: Mapping[Coordinates, Numeric]) -> Sequence[float]:
-    """The mean loss of each step, of what ranks have of those of rows."""
+    """Return the mean loss of each step, from the losses of rows that ranks have."""
     steps = len(next(iter(values.values())))
-    each = [train.losses({place: own[k] for place, own in values.items()}) for k in range(steps)]
-    return [float(np.mean(losses)) for losses in each]
+    by_step = [train.losses({place: parts[k] for place, parts in values.items()}) for k in range(steps)]
+    return [float(np.mean(losses)) for losses in by_step]

@@ -1,5 +1,5 @@
 """One rank as a process: `python -m opmatrix.parallel.launch.worker`, which the launcher starts. It reads jobs, each a
-line of JSON, and ends when nobody writes any more."""
+line of JSON, and ends when its input is closed."""
 from __future__ import annotations
 
 import json
@@ -26,36 +26,37 @@ BEAT = 0.2                                                  # seconds between tw
 
 
 class Worker:
-    """A rank that runs jobs, and says all the time how far it is."""
+    """A rank that runs jobs, and reports its progress all the time."""
     def __init__(self, notes: NoteWriter) -> None:
         self.notes, self.lines = notes, SimpleQueue[str]()
         self.line: Crossings | None = None
         self.at, self.step = "", 0
-        for each in (self.listen, self.beat): Thread(target=each, daemon=True).start()
+        for body in (self.listen, self.beat): Thread(target=body, daemon=True).start()
 
     def listen(self) -> None:
-        """Lines of the launcher; without a launcher this process has no reason to be."""
+        """Read lines of the launcher; end the process when the launcher is gone."""
         for text in sys.stdin: self.lines.put(text)
         os._exit(0)
 
     def beat(self) -> None:
-        """How far it is: what changes as long as it computes, and what it waits in."""
+        """Report progress again and again: numbers that change as long as it computes, and the message that it waits
+        in."""
         while True:
             time.sleep(BEAT)
             line = self.line
             meter = line.meter if line else Meter()
             waits = line.current if line else None
             told = Heading.of(waits).told(line.mesh) if line and waits else ""
-            busy = time.process_time() if self.at == OPENING else 0     # nothing is counted before it runs
+            busy = time.process_time() if self.at == OPENING else 0     # counts start with the run
             self.notes.send("beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()],
                             waits=told)
 
     def serve(self) -> None:
-        """Meets the other ranks, then does jobs."""
-        given = json.loads(self.lines.get())
+        """Meet the other ranks, then run jobs."""
+        settings = json.loads(self.lines.get())
         self.at = "meets others"
         from opmatrix.parallel.launch.gloo import GlooWire, Meeting
-        rank, wire = int(given["rank"]), GlooWire(Meeting(**given))
+        rank, wire = int(settings["rank"]), GlooWire(Meeting(**settings))
         self.notes.send("ready")
         while True:
             self.at = "waits for a job"
@@ -90,13 +91,13 @@ def meter_json(meter: Meter) -> dict[str, object]:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say."""
+    """Return the bytes of memory of this process; 0 if the system does not report them."""
     try: return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError): return 0
 
 
 def run_worker() -> None:
-    """What libraries print goes to the standard error, so notes stay whole."""
+    """Run a worker. Output of libraries goes to the standard error, so notes stay whole."""
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     worker = Worker(NoteWriter(stream))

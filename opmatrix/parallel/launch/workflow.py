@@ -1,5 +1,5 @@
-"""A plan as a workflow of asynchronous components: tasks of ranks, what they read and write, and what they wait for,
-in YAML. A task is a stretch of a factor between crossings, or a crossing of a group."""
+"""A plan as a workflow of asynchronous components, in YAML: tasks of ranks, the values that they read and write, and
+the tasks that they wait for. A task is a stretch of a factor between messages, or a collective of a group."""
 from __future__ import annotations
 
 import json
@@ -16,18 +16,18 @@ from opmatrix.parallel.sharding.placement import Coordinates
 
 RankValue: TypeAlias = tuple[int, int, int]                 # rank, factor, step
 ZERO = sympy.Integer(0)
-BATCH = -1                                                  # the step that a factor's input comes from, of factor -1
+BATCH = -1                                                  # step number of a batch, whose factor is -1
 
 
 @dataclass
 class FlowTask:
-    """What some ranks do together: its component, values read and written, operations, numbers that cross."""
-    component: str
-    ranks: list[int] = field(default_factory=list)
-    reads: list[RankValue] = field(default_factory=list)
-    writes: list[RankValue] = field(default_factory=list)
-    flops: sympy.Expr = ZERO
-    payload: sympy.Expr = ZERO
+    """A task that some ranks do together."""
+    component: str                                          # name of the component
+    ranks: list[int] = field(default_factory=list)          # ranks that do it
+    reads: list[RankValue] = field(default_factory=list)    # values that are read
+    writes: list[RankValue] = field(default_factory=list)   # values that are written
+    flops: sympy.Expr = ZERO                                # operations
+    payload: sympy.Expr = ZERO                              # numbers that are sent
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class Workflow:
         return {value: number for number, task in enumerate(self.tasks) for value in task.writes}
 
     def waits(self) -> list[list[int]]:
-        """For each task those that it waits for."""
+        """Return for each task the tasks that it waits for."""
         of = self.writers()
         return [sorted({of[value] for value in task.reads if value in of}) for task in self.tasks]
 
     def yaml(self) -> str:
-        """Every number is a value, every text a JSON string, so any reader of YAML takes it."""
+        """Return the workflow as YAML. Every number is a value, every text a JSON string, so any reader of YAML takes
+        it."""
         lines = [f"workflow: {json.dumps(self.name)}", "mesh:", *(f"  {name}: {ranks}" for name, ranks in self.axes),
                  "data:"]
         used = sorted({value for task in self.tasks for value in (*task.reads, *task.writes)})
@@ -56,7 +57,7 @@ class Workflow:
             lines += [f"  - task: t{number}", f"    component: {json.dumps(task.component)}",
                       f"    ranks: {task.ranks}", f"    reads: [{', '.join(map(value_name, task.reads))}]",
                       f"    writes: [{', '.join(map(value_name, task.writes))}]",
-                      f"    after: [{', '.join(f't{each}' for each in after)}]"]
+                      f"    after: [{', '.join(f't{other}' for other in after)}]"]
             for what in ("flops", "payload"):
                 if (size := getattr(task, what)) != 0: lines.append(f"    {what}: {written(size)}")
         return "\n".join([*lines, ""])
@@ -81,8 +82,8 @@ class Writing:
         for factor in range(len(self.plan.chain)):
             booked = self.booked[id(self.plan.splits[factor])]
             for rank, place in enumerate(self.places):
-                own = range(*self.plan.cuts[self.plan.stage(place)])
-                if factor in own: self.add_factor(rank, place, factor, booked)
+                of_stage = range(*self.plan.cuts[self.plan.stage(place)])
+                if factor in of_stage: self.add_factor(rank, place, factor, booked)
         last = len(self.plan.chain) - 1
         used = {value for task in self.tasks for value in task.reads} | {
             (rank, last, self.plan.splits[last].out) for rank in range(len(self.places))}
@@ -91,22 +92,23 @@ class Writing:
         return Workflow(self.plan.name, [(axis.name, axis.count) for axis in self.plan.mesh], self.tasks)
 
     def entering(self, rank: int, place: Coordinates, factor: int) -> RankValue:
-        """What a factor begins with: the batch, the factor before it, or what the stage before gives."""
+        """Return the value with which a factor begins: the batch, the result of the factor before it, or that of the
+        stage before."""
         if factor == 0: return rank, -1, BATCH
         split = self.plan.splits[factor - 1]
-        own: RankValue = rank, factor - 1, split.out
-        if factor != self.plan.cuts[self.plan.stage(place)][0]: return own
+        value: RankValue = rank, factor - 1, split.out
+        if factor != self.plan.cuts[self.plan.stage(place)][0]: return value
         along = self.plan.mesh.stages
         assert along is not None
         k = self.plan.mesh.index(along.name)
         giver = self.places.index((*place[:k], place[k] - 1, *place[k + 1:]))
         sent = self.plan.on(self.plan.handed(self.plan.stage(place) - 1), self.places[giver])
-        self.tasks.append(FlowTask(f"send over {along.name}", [giver, rank], [(giver, factor - 1, split.out)], [own],
+        self.tasks.append(FlowTask(f"send over {along.name}", [giver, rank], [(giver, factor - 1, split.out)], [value],
                                payload=sent))
-        return own
+        return value
 
     def add_factor(self, rank: int, place: Coordinates, factor: int, booked: Booked) -> None:
-        """Adds what one rank does in a factor; crossings are one task of their group."""
+        """Add the steps of one rank in a factor; a collective is one task of its group."""
         plan, start = self.plan, self.entering(rank, place, factor)
         fetched, now, first = self.weights(rank, place, factor), FlowTask(""), 0
         for at, step in enumerate(booked.steps):
@@ -129,7 +131,7 @@ class Writing:
             task.flops += plan.on(booked.flops(at), place)
 
     def together(self, key: tuple[object, ...], component: str, rank: int) -> FlowTask:
-        """The task of a group, in which a rank takes part."""
+        """Return the task of a group, with a rank added."""
         if key not in self.shared:
             self.shared[key] = FlowTask(component)
             self.tasks.append(self.shared[key])
@@ -137,31 +139,32 @@ class Writing:
         return self.shared[key]
 
     def weights(self, rank: int, place: Coordinates, factor: int) -> list[RankValue]:
-        """Weights that are gathered, or fetched from the host, before a factor runs."""
-        group = next(each for each in self.plan.stages[self.plan.stage(place)]
-                     if each.split is self.plan.splits[factor])
+        """Return the weights that are gathered, or fetched from the host, before a factor runs."""
+        group = next(candidate for candidate in self.plan.stages[self.plan.stage(place)]
+                     if candidate.split is self.plan.splits[factor])
         alone = replace(self.plan, stages=[[group]])
         axes, values = [axis.name for axis in self.plan.mesh], list[RankValue]()
-        for number, (_, each) in enumerate(found for found in alone.crossings() if found[1].of == "weights"):
-            k = axes.index(each.axis) if each.axis in axes else len(axes)
+        for number, (_, crossing) in enumerate(counted for counted in alone.crossings() if counted[1].of == "weights"):
+            k = axes.index(crossing.axis) if crossing.axis in axes else len(axes)
             shared = (place[:k], place[k + 1:]) if k < len(axes) else (place, ())
-            task = self.together(("weights", factor, number, *shared), f"{each.op} of weights over {each.axis}", rank)
+            task = self.together(("weights", factor, number, *shared),
+                                 f"{crossing.op} of weights over {crossing.axis}", rank)
             values.append((rank, factor, len(group.split.steps) + number))
             task.writes.append(values[-1])
-            task.payload += self.plan.on(each.payload, place)
+            task.payload += self.plan.on(crossing.payload, place)
         return values
 
 
 def ordered(tasks: Sequence[FlowTask]) -> Iterator[FlowTask]:
-    """Tasks so that each comes behind what it waits for. Raises ValueError where some wait for each other."""
+    """Yield tasks so that each comes after those that it waits for. Raises ValueError if some wait for each other."""
     of = {value: k for k, task in enumerate(tasks) for value in task.writes}
     waits = [{of[value] for value in task.reads if value in of} for task in tasks]
     behind = defaultdict(list)
-    for k, each in enumerate(waits):
-        for other in each: behind[other].append(k)
-    left = [len(each) for each in waits]
+    for k, awaited in enumerate(waits):
+        for other in awaited: behind[other].append(k)
+    left = [len(awaited) for awaited in waits]
     ready = [k for k, count in enumerate(left) if not count]
-    for k in ready:                                         # which grows meanwhile
+    for k in ready:                                         # the list grows meanwhile
         yield tasks[k]
         for other in behind[k]:
             left[other] -= 1

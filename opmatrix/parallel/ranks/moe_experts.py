@@ -1,6 +1,5 @@
-"""A rank's part of a mixture: rows go to the ranks that have the experts that they ask, one array for each expert, and
-their answers come back to who asked. Nothing is known of a gate before it is there: whom a row asks is where its gate
-is not 0."""
+"""A rank's part of a mixture: rows go to the ranks of their experts, one array for each expert, and the answers come
+back to the senders. A gate is known only once it is computed: a row is routed to the experts whose gate is not 0."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -20,74 +19,74 @@ from opmatrix.parallel.sharding.moe_rows import live_lines
 from opmatrix.parallel.sharding.placement import Coordinates, Placement
 from opmatrix.parallel.sharding.redistribute import RankStep
 
-ByExpert: TypeAlias = tuple[Numeric, ...]                   # an array of rows for each expert, or for each and sender
+ByExpert: TypeAlias = tuple[Numeric, ...]                   # rows of each expert, or of each expert and sender
 AskedExperts: TypeAlias = NDArray[np.bool_]                        # rows x experts
-CountFlops: TypeAlias = Callable[[int], None]                    # of multiplications and additions
-NOT_ASKED = np.inf                                          # in place of a gate, which is 0 where routing is even
+CountFlops: TypeAlias = Callable[[int], None]                    # counts multiplications and additions
+NOT_ASKED = np.inf                                          # marks no routing: a gate may be 0 in even routing
 
 
 def whom(gate: Numeric, asked: int, even: bool, nodes: int = 1, visits: int = 1) -> AskedExperts:
-    """Which experts the rows of a gate ask: where it is not 0, or, where routing is forced to be `even`, so many each
-    in turn, as many on each of the nodes that a row visits in turn."""
+    """Return the experts that the rows of a gate are routed to, as rows x experts: those whose gate is not 0. With
+    `even` routing they are `asked` experts in turn, equally many on each of the nodes that a row visits in turn."""
     if not even: return np.asarray(gate != 0)
-    found, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * visits)
+    routed, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * visits)
     many, here = asked // visits, gate.shape[1] // nodes
     times = (turn // nodes)[:, None] * many + np.arange(many)
-    found[(turn // visits)[:, None], (turn % nodes)[:, None] * here + times % here] = True
-    return found
+    routed[(turn // visits)[:, None], (turn % nodes)[:, None] * here + times % here] = True
+    return routed
 
 
 def rows_asked(x: Numeric, asked: AskedExperts) -> ByExpert:
-    """The rows of x that ask each expert, in order."""
+    """Return the rows of x that are routed to each expert, in order."""
     rows = x.reshape(-1, x.shape[-1])
     return tuple(rows[mine] for mine in asked.T)
 
 
 def combined(answers: ByExpert, gate: Numeric, asked: AskedExperts) -> Numeric:
-    """The answers to each row times its gate, summed in ascending order of experts."""
-    found: Numeric = np.zeros((len(gate), answers[0].shape[-1]))
-    for e, answer in enumerate(answers): found[asked[:, e]] += gate[asked[:, e], e, None] * answer
-    return found
+    """Return the answers to each row times its gate, summed in ascending order of experts."""
+    total: Numeric = np.zeros((len(gate), answers[0].shape[-1]))
+    for e, answer in enumerate(answers): total[asked[:, e]] += gate[asked[:, e], e, None] * answer
+    return total
 
 
 def answered(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, experts: int,
              count: CountFlops) -> tuple[ByExpert, int]:
-    """What experts answer to rows, which are those of each sender one after the other; beside these, the most numbers
-    that are held of what they make. `narrowed` are matrices with the numbers that are here."""
+    """Return the answers of experts to rows, which are sorted by sender, and the most numbers that are held of
+    intermediate values. `narrowed`: matrices with the local numbers."""
     values: list[list[Numeric]] = [[rows for rows in came]]
     room, live = 0, live_lines(body)
     for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True)):
         if not at: continue
-        made = []
+        results = []
         for place in range(len(came)):
             taken = [values[a][place] for a in step.args]
-            made.append(entry(step, expert_of(matrix, place % experts) if matrix else None, taken, count))
-        values.append(made)
-        room = max(room, sum(each.size for k in live[at - 1] for each in values[k]))
-    return tuple(values[-1]), room - sum(each.size for each in values[-1])
+            results.append(entry(step, expert_of(matrix, place % experts) if matrix else None, taken, count))
+        values.append(results)
+        room = max(room, sum(block.size for k in live[at - 1] for block in values[k]))
+    return tuple(values[-1]), room - sum(block.size for block in values[-1])
 
 
 def entry(step: RankStep, matrix: Operator | None, taken: Sequence[Numeric], count: CountFlops) -> Numeric:
-    """What one step of an expert makes of rows."""
+    """Apply one step of an expert to rows."""
     if matrix is None:
         one, other = taken
         return one + other if step.op == "add" else one * other
     if not taken: return np.atleast_2d(matrix.args[0].array)[-1:].astype(np.float64)
-    found: Numeric = DenseReading(taken[0]).act(matrix).array
-    if contracts(matrix): count(2 * found.size * taken[0].shape[-1])
-    return found
+    result: Numeric = DenseReading(taken[0]).act(matrix).array
+    if contracts(matrix): count(2 * result.size * taken[0].shape[-1])
+    return result
 
 
 def expert_of(matrix: Operator, e: int) -> Operator:
-    """The matrix of one expert."""
+    """Return the matrix of one expert."""
     def own(each: Any) -> Any:
         return Data.of(each.array[e]) if isinstance(each, Data) and len(each.shape) == 3 else each
-    found: Operator = matrix.kind(*map(own, matrix.args))
-    return found
+    sliced: Operator = matrix.kind(*map(own, matrix.args))
+    return sliced
 
 
 class AskingRank(ABC):
-    """What a rank does for mixtures, beside all else that it does."""
+    """The mixture steps of a rank."""
     values: dict[int, Any]
     steps: Sequence[RankStep]
     mesh: Mesh
@@ -97,80 +96,82 @@ class AskingRank(ABC):
     @abstractmethod
     def exchanged(self, at: int, axis: int, arrays: ByExpert, op: str = "exchange",
                   among: tuple[int, ...] = ()) -> Generator[Any, Any, ByExpert]:
-        """To each rank of an axis, or of those `among` them, its share of the arrays, in order; what came, in the order
-        of senders."""
+        """Send each rank of an axis, or of the ranks `among` them, its share of the arrays, in order. Return the arrays
+        that came, in the order of senders."""
 
     @abstractmethod
     def narrowed(self, step: RankStep) -> Operator:
-        """The matrix of a step with the numbers that are here."""
+        """Return the matrix of a step with the local numbers."""
 
     def by_expert(self, stored: Placement) -> bool:
-        """Whether an array lies expert by expert."""
+        """True if an array is placed expert by expert."""
         return any(self.mesh.axes[k].strategy.experts for k, _ in stored.cuts)
 
     @abstractmethod
     def worked(self, flops: int) -> None:
-        """Counts multiplications and additions."""
+        """Count multiplications and additions."""
 
     def gate(self, at: int, asked: int) -> tuple[Numeric, AskedExperts]:
-        """The rows of a gate, and whom they ask."""
+        """Return the rows of a gate, and the experts that they are routed to."""
         rows = self.values[at].reshape(-1, self.values[at].shape[-1])
         return rows, whom(rows, asked, self.feed.even, self.mesh.nodes, int(self.mesh.visited(asked)))
 
     def experts_of(self, node: int, count: int) -> slice:
-        """The experts of a node."""
+        """Return the experts of a node."""
         here = count // self.mesh.nodes
         return slice(node * here, (node + 1) * here)
 
     def alike(self, axis: int) -> tuple[int, ...]:
-        """The ranks of experts that lie in their nodes as this one does."""
+        """Return the expert ranks with the same position in their nodes as this one."""
         n, node = self.mesh.axes[axis].count, self.mesh.node
         return tuple(range(self.place[axis] % node, n, node))
 
     def neighbours(self, axis: int) -> tuple[int, ...]:
-        """The ranks of experts among whom rows go to experts: those of a node, or all of them (none are named)."""
+        """Return the expert ranks among which rows go to experts: those of a node; empty for all ranks."""
         if self.mesh.nodes == 1: return ()
         first = self.place[axis] - self.place[axis] % self.mesh.node
         return tuple(range(first, first + self.mesh.node))
 
     def visit(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
-        """Rows to each node that they ask, once, beside their gates of the experts there; what is held meanwhile."""
+        """Send rows to each of their nodes once, beside their gates of the experts there. Return the rows that came,
+        and the numbers held meanwhile."""
         count, asked, axis = step.more
         x = self.values[step.args[0]].reshape(-1, self.values[step.args[0]].shape[-1])
         gate, mine = self.gate(step.args[1], asked)
         told = np.where(mine, gate, NOT_ASKED)
-        own = [(mine[:, here].any(1), here) for here in (self.experts_of(j, count) for j in range(self.mesh.nodes))]
-        sent = tuple(np.concatenate([x[rows], told[rows, here]], -1) for rows, here in own)
-        return (yield from self.exchanged(at, axis, sent, "visit", self.alike(axis))), sum(each.size for each in sent)
+        by_node = [(mine[:, here].any(1), here) for here in (self.experts_of(j, count) for j in range(self.mesh.nodes))]
+        sent = tuple(np.concatenate([x[rows], told[rows, here]], -1) for rows, here in by_node)
+        return (yield from self.exchanged(at, axis, sent, "visit", self.alike(axis))), sum(block.size for block in sent)
 
     def visitors(self, at: int, count: int) -> tuple[Numeric, Numeric, AskedExperts]:
-        """The rows that visit this rank's node by it, their gates, and whom they ask there."""
+        """Return the rows that visit this rank's node through it, their gates, and the experts of the node that they
+        are routed to."""
         rows, here = np.concatenate(self.values[at]), count // self.mesh.nodes
         gate = rows[:, -here:]
         return rows[:, :-here], gate, gate != NOT_ASKED
 
     def dispatch(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
-        """Rows to the experts that they ask; what is held meanwhile."""
+        """Send rows to their experts. Return the rows that came, and the numbers held meanwhile."""
         count, asked, axis = step.more
         if len(step.args) == 1: x, _, mine = self.visitors(step.args[0], count)
         else: x, (_, mine) = self.values[step.args[0]], self.gate(step.args[1], asked)
         sent = rows_asked(x, mine)
         if axis is None: return sent, 0
         return (yield from self.exchanged(at, axis, sent, among=self.neighbours(axis))), sum(
-            each.size for each in sent)
+            block.size for block in sent)
 
     def answer(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
-        """Rows that came through the experts that are here."""
+        """Apply the local experts to the rows that came."""
         yield from ()
         [body], came = step.more, self.values[step.args[0]]
         count, _, axis = self.steps[step.args[0]].more
         here = len(came) if axis is None else int(count) // self.mesh.axes[axis].count
-        matrices = [self.narrowed(each) if each.op == "act" else None for each in body]
+        matrices = [self.narrowed(line) if line.op == "act" else None for line in body]
         return answered(body, matrices, came, here, self.worked)
 
     def combine(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric | ByExpert, int]]:
-        """Answers back to who asked, and their sum, of visitors by the node that they came from; what is held
-        meanwhile."""
+        """Send answers back and sum them; the sums of visitors are split by the node that they came from. Return the
+        sums, and the numbers held meanwhile."""
         count, asked, axis = step.more
         visits = self.steps[step.args[1]].op == "visit"
         if visits: _, gate, mine = self.visitors(step.args[1], count)
@@ -178,16 +179,17 @@ class AskingRank(ABC):
         answers, room = self.values[step.args[0]], 0
         if axis is not None:
             answers = yield from self.exchanged(at, axis, answers, among=self.neighbours(axis))
-            room = sum(each.size for each in answers)
-        found = combined(answers, gate, mine)
-        if visits: return tuple(np.split(found, np.cumsum([*map(len, self.values[step.args[1]])])[:-1])), room
-        return found.reshape(*self.values[step.args[1]].shape[:-1], -1), room
+            room = sum(block.size for block in answers)
+        total = combined(answers, gate, mine)
+        if visits: return tuple(np.split(total, np.cumsum([*map(len, self.values[step.args[1]])])[:-1])), room
+        return total.reshape(*self.values[step.args[1]].shape[:-1], -1), room
 
     def leave(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric, int]]:
-        """What rows found at the nodes that they visited, and its sum; what is held meanwhile."""
+        """Send the sums of visitors back to the ranks of their rows, and add those of all visited nodes. Return the
+        total, and the numbers held meanwhile."""
         count, asked, axis = step.more
         gate, mine = self.gate(step.args[1], asked)
         came = yield from self.exchanged(at, axis, self.values[step.args[0]], "visit", self.alike(axis))
-        found: Numeric = np.zeros((len(gate), came[0].shape[-1]))
-        for node, each in enumerate(came): found[mine[:, self.experts_of(node, count)].any(1)] += each
-        return found.reshape(*self.values[step.args[1]].shape[:-1], -1), sum(each.size for each in came)
+        total: Numeric = np.zeros((len(gate), came[0].shape[-1]))
+        for node, block in enumerate(came): total[mine[:, self.experts_of(node, count)].any(1)] += block
+        return total.reshape(*self.values[step.args[1]].shape[:-1], -1), sum(block.size for block in came)

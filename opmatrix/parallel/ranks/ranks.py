@@ -1,5 +1,5 @@
-"""A rank: a generator that runs its steps in float64 and yields what crosses. It counts what it computes, hands over
-and holds at the arrays themselves, so a formula is compared with what happened."""
+"""A rank: a generator that runs its steps in float64 and yields the messages that it sends. It counts operations, sent
+and held numbers at the arrays themselves, so a formula is compared with the run."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -36,35 +36,33 @@ Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 
 class Message(NamedTuple):
-    """What a rank hands over on an axis, and waits for. `cut` is how it lies now, `then` how it shall; sizes of a unit
-    of each. `unfinished`: other axes have parts of it, too, so what is merged is a carrier still. `among`: the ranks of
-    the axis that take part, all where none are named."""
-    op: str
-    axis: int
-    arrays: Carriers
-    at: int
-    over: type[Monoid] | None = None
-    cut: Cut | None = None
-    then: Cut | None = None
-    unit: int = 1
-    units: int = 0
-    unfinished: bool = False
-    among: tuple[int, ...] = ()
+    """The arrays that a rank hands over on an axis, and how the result for which it waits is made."""
+    op: str                                                 # collective or transfer
+    axis: int                                               # number of the axis
+    arrays: Carriers                                        # the arrays that are handed over
+    at: int                                                 # number of the step
+    over: type[Monoid] | None = None                        # monoid of a partial value
+    cut: Cut | None = None                                  # present sharding
+    then: Cut | None = None                                 # wanted sharding
+    unit: int = 1                                           # size of a unit of the wanted sharding
+    units: int = 0                                          # units of the present sharding
+    unfinished: bool = False                                # partial on other axes, too: the merge stays a carrier
+    among: tuple[int, ...] = ()                             # ranks of the axis that take part; empty for all
 
     @property
-    def numbers(self) -> int: return sum(each.size for each in self.arrays)
+    def numbers(self) -> int: return sum(array.size for array in self.arrays)
 
 
 @dataclass
 class Meter:
-    """What one rank did, in numbers; payload and wire by operation and axis."""
-    flops: int = 0
-    peak: int = 0
-    stored: int = 0
-    gathered: int = 0
-    payload: dict[tuple[str, str], int] = field(default_factory=dict)
-    wire: dict[tuple[str, str], int] = field(default_factory=dict)
-    messages: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The counts of one rank, in numbers; payload, wire and messages by operation and axis."""
+    flops: int = 0                                          # multiplications and additions
+    peak: int = 0                                           # most numbers of values held at a time
+    stored: int = 0                                         # stored weights
+    gathered: int = 0                                       # most gathered weights held at a time
+    payload: dict[tuple[str, str], int] = field(default_factory=dict)  # handed over
+    wire: dict[tuple[str, str], int] = field(default_factory=dict)  # left the rank
+    messages: dict[tuple[str, str], int] = field(default_factory=dict)  # messages sent
 
     def sent(self, key: tuple[str, str], payload: int, wire: int, messages: int) -> None:
         for table, more in ((self.payload, payload), (self.wire, wire), (self.messages, messages)):
@@ -72,17 +70,17 @@ class Meter:
 
 
 def count_held(held: Held) -> int:
-    """Numbers that are held."""
+    """Return the numbers that are held of a value."""
     if isinstance(held, OneHot): return held.ids.size
     if isinstance(held, Sparse): return held.starts.size + held.at.size + held.numbers.size
-    return held.size if isinstance(held, np.ndarray) else sum(int(each.size) for each in held)
+    return held.size if isinstance(held, np.ndarray) else sum(int(part.size) for part in held)
 
 
-WAITING = "ring", *ASKED                                     # steps that yield what crosses while they run
+WAITING = "ring", *ASKED                                     # steps that yield messages while they run
 
 
 class Rank(AskingRank):
-    """The steps of a term at one place of a mesh."""
+    """A rank that runs the steps of a term at one place of a mesh."""
     def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Coordinates, feed: Feed, meter: Meter,
                  start: Numeric | None, kept: dict[Any, Data]) -> None:
         self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
@@ -90,7 +88,7 @@ class Rank(AskingRank):
         self.meter, self.start, self.kept = meter, start, kept
 
     def run(self) -> Generator[Message, Any, Numeric]:
-        """Runs all steps; the result is what this rank holds of it."""
+        """Run all steps, and return the part of the result that this rank holds."""
         yield from self.fetch()
         lasts = last_reads(self.steps, self.out)
         for at, step in enumerate(self.steps):
@@ -102,31 +100,31 @@ class Rank(AskingRank):
             held = sum(map(count_held, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
             for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
-        found = self.values[self.out]
-        assert isinstance(found, np.ndarray)
-        return found
+        result = self.values[self.out]
+        assert isinstance(result, np.ndarray)
+        return result
 
     def fetch(self) -> Generator[Message, Any, None]:
-        """The numbers of all matrices, of which a rank stores what lies there, once; of weights that an axis stores
-        once it stores a piece of each, and gathers the rest; what lies by the host it fetches."""
-        found: dict[Any, Data] = {}
-        large, apart = list[Any](), list[Any]()             # more than a number, however it is cut; of experts
-        for key, each, _ in stored_arrays(self.steps):
-            if key in found: continue
-            found[key] = self.own(each.base or each, key[1])
-            if stored_dims(each).numbers != 1: (apart if self.by_expert(key[1]) else large).append(key)
-        flat, fresh = [found[key].array.ravel() for key in large], [key not in self.kept for key in large]
+        """Store the local numbers of all matrices, each array once. If an axis stores weights once, a rank stores a
+        piece of each and gathers the rest. Weights on the host are fetched."""
+        arrays: dict[Any, Data] = {}
+        large, apart = list[Any](), list[Any]()             # keys of arrays of more than a number; of experts
+        for key, data, _ in stored_arrays(self.steps):
+            if key in arrays: continue
+            arrays[key] = self.own(data.base or data, key[1])
+            if stored_dims(data).numbers != 1: (apart if self.by_expert(key[1]) else large).append(key)
+        flat, fresh = [arrays[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in reversed([*enumerate(self.mesh.axes)]) if axis.strategy.stored > 2 and large]
         levels = []
         for k in over:
             levels.append([*map(len, flat)])
-            flat = [each[slice(*bounds(len(each), int(self.mesh.axes[k].ranks), self.place[k]))] for each in flat]
-        self.meter.stored += sum(len(each) for each, new in zip(flat, fresh, strict=True) if new)
-        self.meter.stored += sum(found[key].array.size for key in apart if key not in self.kept)
-        more = sum(found[key].array.size for key in apart) if self.mesh.offload > 2 else 0
-        own = sum(map(len, flat)) + more
-        if own and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), own, own, 1)
+            flat = [piece[slice(*bounds(len(piece), int(self.mesh.axes[k].ranks), self.place[k]))] for piece in flat]
+        self.meter.stored += sum(len(piece) for piece, new in zip(flat, fresh, strict=True) if new)
+        self.meter.stored += sum(arrays[key].array.size for key in apart if key not in self.kept)
+        more = sum(arrays[key].array.size for key in apart) if self.mesh.offload > 2 else 0
+        fetched = sum(map(len, flat)) + more
+        if fetched and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), fetched, fetched, 1)
         if over or self.mesh.offload > 2: self.meter.gathered = max(self.meter.gathered, sum(whole) + more)
         for k, sizes in zip(reversed(over), reversed(levels), strict=True):
             n = int(self.mesh.axes[k].ranks)
@@ -136,11 +134,11 @@ class Rank(AskingRank):
             parts = iter(np.split(came, ends))
             by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
             flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
-        for key, numbers in zip(large, flat, strict=True): found[key] = Data.of(numbers.reshape(found[key].shape))
-        self.kept.update(found)
+        for key, numbers in zip(large, flat, strict=True): arrays[key] = Data.of(numbers.reshape(arrays[key].shape))
+        self.kept.update(arrays)
 
     def own(self, data: Data, stored: Placement) -> Data:
-        """What a rank stores of an array."""
+        """Return the part of an array that a rank stores."""
         return sliced_at(data, found_at(stored_dims(data), stored, self.mesh, self.place))
 
     def worked(self, flops: int) -> None: self.meter.flops += flops
@@ -153,14 +151,14 @@ class Rank(AskingRank):
         assert isinstance(held, np.ndarray)
         return held
 
-    # What the batch gives.
+    # Inputs of the batch.
 
     def window(self, dims: Dims, placement: Placement) -> tuple[slice, ...]:
         return window(dims, found_at(dims, placement, self.mesh, self.place))
 
     def selecting(self, step: RankStep, ids: Numeric) -> OneHot:
         batch, _, rows, cols = self.window(step.dims, step.placement)
-        if wrong := [each for each in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= each < step.dims.cols]:
+        if wrong := [number for number in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= number < step.dims.cols]:
             raise InputError(f"batch: id {wrong[0]} of {step.more[0] if step.op == 'given' else 'tokens'} is outside "
                              f"0..{int(step.dims.cols) - 1}")
         return OneHot(ids[batch, rows], cols.start, cols.stop)
@@ -173,8 +171,8 @@ class Rank(AskingRank):
         batch, heads, rows, cols = self.window(step.dims, step.placement)
         table, most = step.more
         apart = np.arange(cols.start, cols.stop) - np.arange(rows.start, rows.stop)[:, None]
-        found = table.array[heads][:, np.clip(apart, -most, most) + most]
-        return np.repeat(found[None], batch.stop - batch.start, 0)
+        numbers = table.array[heads][:, np.clip(apart, -most, most) + most]
+        return np.repeat(numbers[None], batch.stop - batch.start, 0)
     def entered(self, step: RankStep) -> Held:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
     def related(self, step: RankStep) -> Held:
@@ -182,20 +180,20 @@ class Rank(AskingRank):
         whole = self.relation(step.more[0], step.dims)
         return part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
     def relation(self, relation: Relation, dims: Dims) -> Sparse:
-        """All of a relation: every rank knows it."""
+        """Return all of a relation: every rank knows it."""
         return self.feed.relation(relation, (int(dims.rows), int(dims.cols)))
 
     def operands(self, step: RankStep) -> list[Held]:
-        """The values that a step takes; a relation is a matrix wherever it is not the left of a product."""
-        found = [self.values[a] for a in step.args]
-        for place, (at, held) in enumerate(zip(step.args, found, strict=True)):
+        """Return the operands of a step; a relation becomes a matrix unless it is the left operand of a product."""
+        values = [self.values[a] for a in step.args]
+        for place, (at, held) in enumerate(zip(step.args, values, strict=True)):
             if isinstance(held, Sparse) and (step.op != "product" or place):
                 batch, _, _, cols = self.window(self.steps[at].dims, self.steps[at].placement)
-                found[place] = np.repeat(dense_window(held, cols)[None, None], batch.stop - batch.start, 0)
-        return found
+                values[place] = np.repeat(dense_window(held, cols)[None, None], batch.stop - batch.start, 0)
+        return values
 
     def rows_held(self, at: int) -> HeldRows:
-        """Which rows of a whole value this rank has."""
+        """Return the numbers of the rows of a whole value that this rank has."""
         step = self.steps[at]
         for k, state in step.placement.cuts:
             if isinstance(state, Needed): return named_rows(
@@ -203,17 +201,17 @@ class Rank(AskingRank):
         rows = self.window(step.dims, step.placement)[2]
         return np.arange(rows.start, rows.stop)
 
-    # What is computed.
+    # Computation.
 
     def narrowed(self, step: RankStep) -> Operator:
-        """The matrix of a step with the numbers that this rank stores."""
+        """Return the matrix of a step with the numbers that this rank stores."""
         matrix: Operator = step.more[0]
         if not any(isinstance(a, Data) for a in matrix.args): return matrix
         def own(data: Data) -> Data:
-            kept = self.kept[stored_key(data, step.stored)]
-            return kept if data.base is None else kept.T
-        made: Operator = matrix.kind(*(own(a) if isinstance(a, Data) else a for a in matrix.args))
-        return made
+            stored = self.kept[stored_key(data, step.stored)]
+            return stored if data.base is None else stored.T
+        local: Operator = matrix.kind(*(own(a) if isinstance(a, Data) else a for a in matrix.args))
+        return local
 
     def act(self, step: RankStep, x: Held | None = None) -> Held:
         matrix = self.narrowed(step)
@@ -223,37 +221,37 @@ class Rank(AskingRank):
         partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)
                         and not isinstance(self.steps[step.args[0]].placement.on(k), Partial)), None)
         if partial is not None and not partial.over.plain(): return self.carrier(matrix, x)
-        found = DenseReading(x).act(matrix).array
-        if contracts(matrix): self.meter.flops += 2 * found.size * x.shape[-1]
-        return np.asarray(found)
+        result = DenseReading(x).act(matrix).array
+        if contracts(matrix): self.meter.flops += 2 * result.size * x.shape[-1]
+        return np.asarray(result)
 
     def chosen(self, matrix: Operator, x: OneHot) -> Held:
-        """Rows of a table; zeros where other ranks have them."""
+        """Return rows of a table, with zeros for rows of other ranks."""
         table = matrix.args[0].array
         inside = (x.ids >= x.lo) & (x.ids < x.hi)
         rows = table[np.where(inside, x.ids - x.lo, 0)] * inside[..., None]
         return np.asarray(rows[:, None], np.float64)
 
     def carrier(self, matrix: Operator, x: Numeric) -> Carriers:
-        """What a matrix over a monoid carries of the columns that are here."""
+        """Return the carrier of a matrix over a monoid, from the local columns."""
         a, over = reduced(matrix)
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
     def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
     def mul(self, step: RankStep, u: Numeric | OneHot, v: Numeric | OneHot) -> Held:
-        one, other = (each.rows if isinstance(each, OneHot) else each for each in (u, v))
+        one, other = (operand.rows if isinstance(operand, OneHot) else operand for operand in (u, v))
         return one * other
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
     def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)
     def beside(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
-        return np.concatenate([np.broadcast_to(each, (*shape, each.shape[-1])) for each in (u, v)], -1)
+        return np.concatenate([np.broadcast_to(operand, (*shape, operand.shape[-1])) for operand in (u, v)], -1)
 
     def span(self, step: RankStep, role: Role) -> Bounds:
-        """From where to where this rank has a dimension of a value."""
-        own = self.window(step.dims, step.placement)[ROLES.index(role)]
-        return own.start, own.stop
+        """Return the range of a dimension of a value that this rank has."""
+        part = self.window(step.dims, step.placement)[ROLES.index(role)]
+        return part.start, part.stop
     def heads(self, step: RankStep) -> int: return len(range(*self.span(step, "heads")))
     def split(self, step: RankStep, x: Numeric) -> Held:
         b, _, s, c = x.shape
@@ -276,7 +274,7 @@ class Rank(AskingRank):
         return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
 
     def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
-        """A product of the entries that are here, with the rows that they name."""
+        """Return the product of the local entries with the rows that they name."""
         over, x = step.more[0], v.rows if isinstance(v, OneHot) else v
         carrier, flops = merge_entries(over, u, u.numbers, x, self.rows_held(step.args[1]))
         self.meter.flops += flops
@@ -284,7 +282,8 @@ class Rank(AskingRank):
         return np.asarray(over.finished(carrier, (*x.shape[:-2], len(u.starts) - 1, x.shape[-1])), np.float64)
 
     def among(self, step: RankStep) -> tuple[Numeric, int]:
-        """Attention between the rows of entries; beside what comes out, their scores are held."""
+        """Return attention between the rows of entries, and the number of their scores, which are held beside the
+        result."""
         (q, keys, values), entries = (self.array(a) for a in step.args[:3]), self.values[step.args[3]]
         assert isinstance(entries, Sparse)
         _, body, over, _ = step.more
@@ -298,7 +297,7 @@ class Rank(AskingRank):
         return np.asarray(over.finished(carrier, shape), np.float64), z.size
 
     def through(self, body: Sequence[tuple[str, int | Operator]], z: Numeric) -> Numeric:
-        """Scores behind what they go through."""
+        """Apply the operations of the body to scores."""
         for op, other in body:
             if isinstance(other, Operator): z = DenseReading(z).act(other).array
             else: z = z + self.array(other) if op == "add" else z * self.array(other)
@@ -315,36 +314,38 @@ class Rank(AskingRank):
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
     def seen(self, where: Pattern, scores: RankStep) -> Numeric:
-        """Which of the columns of scores that are here their rows see."""
+        """Return which local columns of scores their rows see."""
         _, _, rows, cols = self.window(scores.dims, scores.placement)
         if where.relation is None: return visibility(where, np.arange(rows.start, rows.stop),
                                                      np.arange(cols.start, cols.stop))
         whole = self.relation(where.relation, scores.dims)
-        own = part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
-        return own.there()[:, cols]
+        part = part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
+        return part.there()[:, cols]
 
-    # What crosses.
+    # Communication.
 
     def message(self, at: int, step: RankStep) -> Message:
-        k, own, state = step.more
+        k, current, state = step.more
         held = self.values[step.args[0]]
         if isinstance(state, Needed): return Message("halo", k, self.halo(step, state), at)
         arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
         dims = self.steps[step.args[0]].dims
-        return Message(step.why, k, arrays, at, own.over if isinstance(own, Partial) else None,      # type: ignore[arg-type]
-                       own if isinstance(own, Cut) else None, state,
+        return Message(step.why, k, arrays, at,             # type: ignore[arg-type]
+                       current.over if isinstance(current, Partial) else None,
+                       current if isinstance(current, Cut) else None, state,
                        unit_size(dims, state) if state is not None else 1,
-                       int(own.units) if isinstance(own, Cut) else 0,
+                       int(current.units) if isinstance(current, Cut) else 0,
                        any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts))
 
     def halo(self, step: RankStep, state: Needed) -> Carriers:
-        """The rows that each rank of the axis names, of those that are here."""
+        """Return the local rows that each rank of the axis names."""
         k, x, held = step.more[0], self.array(step.args[0]), self.rows_held(step.args[0])
         n, whole = int(self.mesh.axes[k].ranks), self.feed.sparse[state.relation.name]
         return tuple(pick_held(x, held, own_rows(whole, n, q, self.place[k])) for q in range(n))
 
     def ring(self, at: int, step: RankStep) -> Generator[Message, Any, tuple[Numeric, int]]:
-        """Blocks come from the left and go on to the right; each that is seen is merged into the carrier."""
+        """Run a ring: blocks come from the left and go on to the right, and each block that is seen is merged into the
+        carrier."""
         k, body, over, where = step.more
         q, keys, values = (self.array(a) for a in step.args[:3])
         sources = [*dict.fromkeys(step.args[3:5])]
@@ -371,23 +372,23 @@ class Rank(AskingRank):
         return np.asarray(over.finished(carrier, shape), np.float64), room + sum(map(count_held, carrier))
 
     def rewound(self, step: RankStep, which: int, came: dict[int, Numeric]) -> Numeric:
-        """Keys or values of a block, from what came: heads repeated, turned."""
+        """Return keys or values of a block from the block that came: repeat heads and transpose again."""
         source, path, at = step.args[2 + which], [], step.args[which]
         while at != source:
             path.append(self.steps[at])
             at = self.steps[at].args[0]
-        found = came[source]
-        for each in reversed(path): found = getattr(self, each.op)(each, found)
-        return found
+        value = came[source]
+        for later in reversed(path): value = getattr(self, later.op)(later, value)
+        return value
 
 
 def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | None = None) -> Carriers:
-    """What a product over a monoid carries before it is finished: the components that depend on the left alone have one
-    column."""
+    """Return the carrier of a product over a monoid before it is finished. Components that depend on the left operand
+    alone have one column."""
     rows, cols = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2]), right.shape[-1]
-    total = tuple(np.full((*rows, width), each) for each, width in zip(over.unit(), widths(over, cols), strict=True))
+    total = tuple(np.full((*rows, width), unit) for unit, width in zip(over.unit(), widths(over, cols), strict=True))
     for i in range(left.shape[-1]):
         part = over.lifted(left[..., i, None], right[..., i, None, :], i)
         if seen is not None: part = over.masked(part, seen[..., i, None])
         total = over.merged(total, part)
-    return tuple(np.asarray(each, np.float64) for each in total)
+    return tuple(np.asarray(component, np.float64) for component in total)

@@ -1,5 +1,5 @@
-"""Ranks that are run here, in one process: generators that wait for each other, merged in the order of ranks, so the
-same numbers come out to the bit whenever they run. What crosses is counted at the arrays."""
+"""Ranks that run in one process: generators that wait for each other, merged in the order of ranks, so every run gives
+the same bits. Communication is counted at the arrays."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
@@ -23,32 +23,32 @@ from opmatrix.parallel.sharding.placement import Coordinates, found_at
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import Split
 
-STEPS = 100_000                                             # more than a factor has
-POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for who takes it
-COUNTED = {"give": "send", "give_back": "send", "exchange": "all_to_all"}      # as what it is counted
-NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))      # of stages, the first one first
+STEPS = 100_000                                             # more steps than a factor has
+POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for the receiver
+COUNTED = {"give": "send", "give_back": "send", "exchange": "all_to_all"}      # the operation that it is counted as
+NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))      # offsets of two stages
 
 
 RankBody: TypeAlias = Callable[[Coordinates, Meter, Numeric | None], Generator[Message, Any, Numeric]]
 
 
 class Stuck(RuntimeError):
-    """Ranks that wait for ever, each named with what it waits for."""
+    """Ranks that wait forever, each named with the operation that it waits in."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came out: the whole value, and what each rank counted."""
-    value: Numeric
-    meters: Mapping[Coordinates, Meter]
+    """The result of a run."""
+    value: Numeric                                          # the whole value
+    meters: Mapping[Coordinates, Meter]                     # counts of each rank
 
 
 def run(plan: Partition, feed: Feed) -> Ran:
-    """Runs every rank of a partition at the numbers of a batch. Raises Stuck for ranks that wait for ever, and
-    InputError for a batch that is not as large as the partition says."""
-    dims, found = plan.sizes.dims(plan.splits[0].x), feed.x.shape[:2]
-    if (dims.batch, dims.rows) != found:
-        raise InputError(f"batch: {found[0]} sequences of {found[1]} rows, and the partition is of {dims.batch} of "
+    """Run every rank of a partition on the numbers of a batch. Raises Stuck for ranks that wait forever, and InputError
+    for a batch whose sizes are not those of the partition."""
+    dims, shape = plan.sizes.dims(plan.splits[0].x), feed.x.shape[:2]
+    if (dims.batch, dims.rows) != shape:
+        raise InputError(f"batch: {shape[0]} sequences of {shape[1]} rows, and the partition is of {dims.batch} of "
                          f"{dims.rows}: give it the sizes of the batch")
     splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
     final = splits[len(plan.chain) - 1]
@@ -56,22 +56,22 @@ def run(plan: Partition, feed: Feed) -> Ran:
 
 
 def run_ranks(plan: Partition, body: RankBody, result: RankStep) -> Ran:
-    """Runs what each rank does in its stage, which begins with what the stage before gave; `result` is the last step of
-    the last one."""
+    """Run the body of each rank in its stage, which begins with the output of the stage before; `result` is the last
+    step of the last stage."""
     meters = {place: Meter() for place in plan.mesh.places()}
     running = {place: rank(plan, place, body, meter) for place, meter in meters.items()}
     return Ran(assembled(result, last_stage(plan, drive(running, plan.mesh, meters)), plan.mesh.flat), meters)
 
 
 def last_stage(plan: Partition, results: Mapping[Coordinates, Numeric]) -> dict[Coordinates, Numeric]:
-    """What the ranks of the last stage gave, by their coordinates within it."""
+    """Return the results of the ranks of the last stage, by their coordinates within it."""
     last = len(plan.stages) - 1
     return {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
 
 
 def rank(plan: Partition, place: Coordinates, body: RankBody,
                    meter: Meter) -> Generator[Message, Any, Numeric]:
-    """What a rank does in its stage, between taking a value and handing one on."""
+    """Run the body of a rank in its stage, between taking a value and handing one on."""
     stage, start = plan.stage(place), None
     lo, hi = plan.cuts[stage]
     axis = plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
@@ -83,7 +83,7 @@ def rank(plan: Partition, place: Coordinates, body: RankBody,
 
 def factor_by_factor(plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter,
                      value: Numeric | None) -> Generator[Message, Any, Numeric]:
-    """The factors of a rank's stage, one after the other."""
+    """Run the factors of a rank's stage, one after the other."""
     stored: dict[Any, Data] = {}
     for at in range(*plan.cuts[plan.stage(place)]):
         one = Rank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, stored)
@@ -94,7 +94,7 @@ def factor_by_factor(plan: Partition, splits: Mapping[int, Split], feed: Feed, p
 
 def with_mesh_axes(running: Generator[Message, Any, Numeric], plan: Partition,
                    at: int) -> Generator[Message, Any, Numeric]:
-    """What a factor sends, with axes of the whole mesh, and steps that are told from those of other factors."""
+    """Run a factor; give its messages the axes of the whole mesh, and step numbers that no other factor has."""
     axes = [plan.mesh.index(axis.name) for axis in plan.mesh.flat]
     value = None
     while True:
@@ -105,7 +105,8 @@ def with_mesh_axes(running: Generator[Message, Any, Numeric], plan: Partition,
 
 def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
           meters: Mapping[Coordinates, Meter]) -> dict[Coordinates, Numeric]:
-    """Lets ranks run until each is done; a group goes on when all of it hand over the same thing."""
+    """Run all ranks until each is done; a group goes on when all of its ranks hand over arrays for the same
+    operation."""
     results: dict[Coordinates, Numeric] = {}
     waits: dict[Coordinates, Message] = {}
     mail: dict[object, deque[Carriers]] = defaultdict(deque)
@@ -135,22 +136,22 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
                                   for p, m in waits.items()))
         for group, message in ready:
             sent = [waits.pop(p) for p in group]
-            found = MERGES[message.op](sent, [meters[p] for p in group], mesh.axes[message.axis].name)
-            for place, value in zip(group, found, strict=True): advance(place, value)
+            values = MERGES[message.op](sent, [meters[p] for p in group], mesh.axes[message.axis].name)
+            for place, value in zip(group, values, strict=True): advance(place, value)
     return results
 
 
 def alike(one: Message, other: Message) -> bool:
-    """Whether two ranks wait for each other: in one operation of one step."""
+    """True if two ranks wait for each other: in one operation of one step."""
     def met(message: Message) -> tuple[object, ...]: return message.op, message.axis, message.at, message.among
     return one.op not in POSTED.values() and met(one) == met(other)
 
 
 def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordinates, ...]:
-    """The ranks that take part: those that meet on an axis, in order, or two neighbours."""
+    """Return the ranks that take part: ranks that meet on an axis, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
     along = NEIGHBOURS.get(message.op)
-    if along is not None:                                   # of several chunks the last stage hands on to the first
+    if along is not None:                                   # with several chunks the last stage gives to the first
         n = mesh.axes[axis].count
         return tuple((*place[:axis], (here + step) % n, *place[axis + 1:]) for step in along)
     group = mesh.group(place, axis)
@@ -158,12 +159,12 @@ def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordina
 
 
 def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
-    """The whole of what is cut, each component of a carrier; what ranks copy is taken once."""
+    """Return the whole of a sharded value, for each component of a carrier; pieces that ranks copy are taken once."""
     n, units = len(sent), sent[0].units
-    own = [m.arrays for r, m in enumerate(sent)
-           if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))]
-    found = tuple(np.concatenate(each, AXES[cut.role]) for each in zip(*own, strict=True))
-    return found if len(found) > 1 else found[0]
+    pieces = [m.arrays for r, m in enumerate(sent)
+              if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))]
+    whole = tuple(np.concatenate(parts, AXES[cut.role]) for parts in zip(*pieces, strict=True))
+    return whole if len(whole) > 1 else whole[0]
 
 
 def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
@@ -176,17 +177,18 @@ def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[
 
 
 def merge_sent(sent: Sequence[Message]) -> Numeric | Carriers:
-    """What ranks carry, merged in their order: the finished value, or a carrier that other axes merge further."""
+    """Merge the carriers of ranks in their order. Return the finished value, or a carrier that other axes merge
+    further."""
     over = sent[0].over
     assert over is not None
     total: Carriers = reduce(over.merged, (m.arrays for m in sent))
     if sent[0].unfinished: return total
-    shape = np.broadcast_shapes(*(each.shape for each in total))
+    shape = np.broadcast_shapes(*(part.shape for part in total))
     return np.asarray(over.finished(total, shape), np.float64)
 
 
 def piece_of(x: Numeric | Carriers, m: Message, n: int, r: int) -> Numeric | Carriers:
-    """What rank r of n shall hold."""
+    """Return the piece that rank r of n shall hold."""
     then = m.then
     assert then is not None
     return each_of(x, lambda each: cut_piece(each, then, m.unit, n, r))
@@ -213,7 +215,7 @@ def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
 
 def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequence[Meter],
               axis: str) -> list[Numeric | Carriers]:
-    """The pieces of what all sent; the piece that a rank keeps of its own is not sent."""
+    """Return the pieces of the whole that ranks shall hold; the piece that a rank has already is not sent."""
     n = len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         meter.sent((m.op, axis), m.numbers, m.numbers - count_held(piece_of(m.arrays, m, n, r)), n - 1)
@@ -221,26 +223,27 @@ def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequen
 
 
 def exchange_halo(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric]:
-    """To each rank the rows that it names, of those of every rank in order; its own do not cross."""
+    """Give each rank the rows that it names, of every rank in order; its own rows are not sent."""
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        others = [each for q, each in enumerate(m.arrays) if q != r]
-        numbers = sum(each.size for each in others)
-        meter.sent((m.op, axis), numbers, numbers, sum(each.size > 0 for each in others))
+        others = [rows for q, rows in enumerate(m.arrays) if q != r]
+        numbers = sum(rows.size for rows in others)
+        meter.sent((m.op, axis), numbers, numbers, sum(rows.size > 0 for rows in others))
     return [np.concatenate([m.arrays[r] for m in sent], AXES["rows"]) for r in range(len(sent))]
 
 
 def exchange_rows(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
-    """To each rank its share of the arrays of every rank, in order of ranks; what a rank hands itself stays."""
+    """Give each rank its share of the arrays of every rank, in order of ranks; a rank's share of its own arrays is not
+    sent."""
     share = len(sent[0].arrays) // len(sent)
-    own = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
+    shares = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        meter.sent((COUNTED.get(m.op, m.op), axis), m.numbers, m.numbers - sum(each.size for each in own[r][r]),
+        meter.sent((COUNTED.get(m.op, m.op), axis), m.numbers, m.numbers - sum(array.size for array in shares[r][r]),
                    len(sent) - 1)
-    return [tuple(each for arrays in came for each in arrays) for came in own]
+    return [tuple(array for arrays in came for array in arrays) for came in shares]
 
 
 def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Carriers]:
-    """Each rank's to its right neighbour."""
+    """Give the arrays of each rank to its right neighbour."""
     for m, meter in zip(sent, meters, strict=True):
         meter.sent((m.op, axis), m.numbers, m.numbers, int(bool(m.arrays)))
     return [sent[r - 1].arrays for r in range(len(sent))]
@@ -253,7 +256,7 @@ MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[A
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:
-    """The whole value of what ranks hold of it: sequences x heads x rows x columns."""
+    """Return the whole value from the parts of ranks: sequences x heads x rows x columns."""
     whole = np.full(tuple(map(int, step.dims)), np.nan)
     for place, value in results.items():
         whole[window(step.dims, found_at(step.dims, step.placement, mesh, place))] = value

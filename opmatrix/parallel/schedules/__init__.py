@@ -1,1 +1,1 @@
-"""Pipelines in time: the tasks of each stage in their order, when they run, what they hold, how long stages wait."""
+"""Pipelines in time: the ordered tasks of each stage, when they run, the memory they hold, the waits of stages."""

@@ -1,5 +1,5 @@
-"""Pipelines whose stages are a graph: branches run side by side, and a stage joins them (Jeon et al. 2024, GraphPipe,
-section 5; Xhebraj et al. 2024, JaxPP, section 3)."""
+"""Pipelines whose stages are a graph: branches run side by side, and a later stage joins them (Jeon et al. 2024,
+GraphPipe, section 5; Xhebraj et al. 2024, JaxPP, section 3)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from opmatrix.parallel.schedules.tasks import TaskGraph, alone
 
 
 def branching(reads: Mapping[str, Sequence[str]], micro_batches: int) -> TaskGraph:
-    """1F1B on a graph of stages, each with the stages whose values it reads: a stage begins with as many forward passes
-    as there are stages on the longest way from it to an end, so branches are no deeper than they are long. Stages keep
-    the order in which they are given. Raises InputError for a stage that there is not, and for a circle."""
+    """Return 1F1B on a graph of stages; `reads`: each stage with the stages whose values it reads. A stage begins with
+    as many forward passes as there are stages on its longest path to an end, so the depth of a branch is its length.
+    Stages keep the order in which they are given. Raises InputError for an unknown stage, and for a cycle."""
     names = [*reads]
     for name, sources in reads.items():
         for source in sources:
@@ -26,8 +26,9 @@ def branching(reads: Mapping[str, Sequence[str]], micro_batches: int) -> TaskGra
 
 
 def heights(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Stages on the longest way from each to an end, itself included. Raises InputError for a circle."""
-    readers = {name: [each for each, sources in reads.items() if name in sources] for name in reads}
+    """Count the stages on the longest path from each stage to an end, itself included. Raises InputError for a
+    cycle."""
+    readers = {name: [reader for reader, sources in reads.items() if name in sources] for name in reads}
     under_way: list[str] = []
 
     @cache
@@ -36,7 +37,7 @@ def heights(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
             circle = [*under_way[under_way.index(name):], name]
             raise InputError(f"{' is read by '.join(circle)}: a pipeline is a graph without circles")
         under_way.append(name)
-        found = 1 + max(map(height, readers[name]), default=0)
+        stages = 1 + max(map(height, readers[name]), default=0)
         under_way.pop()
-        return found
+        return stages
     return {name: height(name) for name in reads}

@@ -1,4 +1,4 @@
-"""Arithmetic of closed forms, of numbers, arrays and expressions alike, and the bubble of one chain."""
+"""Arithmetic of closed forms, for numbers, arrays and expressions alike, and the bubble of one chain."""
 from __future__ import annotations
 
 from fractions import Fraction
@@ -13,7 +13,7 @@ def one_part(number: Any, of: Any) -> Any: return number / of if is_expression(o
 
 
 def most(*each: Any) -> Any:
-    """The largest of numbers, expressions, or arrays, element by element."""
+    """Return the largest of numbers, expressions, or arrays, element by element."""
     if any(map(is_expression, each)):
         import sympy
         return sympy.Max(*each)
@@ -23,7 +23,7 @@ def most(*each: Any) -> Any:
 
 
 def least(*each: Any) -> Any:
-    """The smallest of numbers, expressions, or arrays, element by element."""
+    """Return the smallest of numbers, expressions, or arrays, element by element."""
     if any(map(is_expression, each)):
         import sympy
         return sympy.Min(*each)
@@ -33,6 +33,7 @@ def least(*each: Any) -> Any:
 
 
 def rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
-    """Each stage but one waits for a forward and a backward pass of a chunk: (p − 1)(F + B + W) / v, of the work
-    (p − 1) / (v m) (Huang et al. 2019; Narayanan et al. 2021, section 2.2)."""
+    """Return the bubble of 1F1B and GPipe: every stage waits for a forward and a backward pass of a virtual stage on
+    all other stages, (p − 1)(F + B + W) / v, which is (p − 1) / (v m) of the work (Huang et al. 2019; Narayanan et al.
+    2021, section 2.2)."""
     return (p - 1) * (F + B + W) * one_part(1, v)

@@ -1,5 +1,6 @@
-"""DualPipe: micro-batches enter a pipeline at both ends, so each stage has two chunks, and a forward pass of one way
-runs at once with a backward pass of the other (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1, figure 5)."""
+"""DualPipe: micro-batches enter a pipeline at both ends, so each stage has two virtual stages, and a forward pass of
+one direction runs at once with a backward pass of the other (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1, figure
+5)."""
 from __future__ import annotations
 
 from collections import deque
@@ -7,13 +8,13 @@ from itertools import count
 from typing import Any
 
 from opmatrix.parallel.schedules.closed_forms import most, one_part
-from opmatrix.parallel.schedules.schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import Schedule
 from opmatrix.parallel.schedules.tasks import Pass, Slot, Task, TaskGraph
 
 
 def both_ways(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
-    """Half of the micro-batches go from the first stage to the last, the others back. Chunk s is stage s of the first
-    way; chunk p + s is what stage s has of the second."""
+    """Return the passes of DualPipe. Half of the micro-batches go from the first stage to the last, the others back.
+    Chunk s is stage s of the first direction; chunk p + s is the chunk of stage s in the second."""
     reads = [[s - 1] if s else [] for s in range(stages)]
     reads += [[stages + s + 1] if s < stages - 1 else [] for s in range(stages)]
     slots = [BothWays(s, stages, micro_batches).slots() for s in range(stages)]
@@ -21,11 +22,11 @@ def both_ways(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
 
 
 class BothWays:
-    """The slots of one stage. Way 0 is that which enters at the nearer end."""
+    """The slots of one stage. Way 0 is the direction that enters at the nearer end."""
     def __init__(self, stage: int, stages: int, micro_batches: int) -> None:
         self.half, self.stages = micro_batches // 2, stages
-        self.depth = min(stage, stages - 1 - stage)             # from the nearer end
-        self.inner = stages // 2 - 1 - self.depth               # to the middle
+        self.depth = min(stage, stages - 1 - stage)             # stages from the nearer end
+        self.inner = stages // 2 - 1 - self.depth               # stages from here to the middle
         far = stage >= stages // 2
         ways = (stages + stage, stage) if far else (stage, stages + stage)
         self.chunks = ways
@@ -35,7 +36,7 @@ class BothWays:
         self.made: list[Slot] = []
 
     def slots(self) -> list[Slot]:
-        """The eight phases of figure 5."""
+        """Return the slots of the eight phases of figure 5."""
         depth, inner = self.depth, self.inner
         for _ in range(2 * inner): self.run("F0")
         for _ in range(depth + 1): self.run("F0", "F1")
@@ -44,13 +45,14 @@ class BothWays:
             self.run(*(["F0", "B1"] if k == 0 and inner == 0 else ["F0B1"]), "F1B0")
         for _ in range(inner): self.run("B1", "F1B0")
         for k in range(2 * (depth + 1)):
-            self.run(f"B{1 - k % 2}" + "-" * (k > depth))       # the second half puts gradients of weights off
+            self.run(f"B{1 - k % 2}" + "-" * (k > depth))       # the second half defers gradients of weights
         for _ in range(inner): self.run("W", "B0-")
         for _ in range(depth + 1): self.run("W")
         return self.made
 
     def run(self, *each: str) -> None:
-        """Slots by letters: pass and way; a - puts the gradients of weights off, W is the oldest that was put off."""
+        """Append slots given by letters: pass and direction. A - defers the gradients of weights; W runs the oldest
+        deferred ones."""
         for text in each:
             if text == "W": self.made.append((self.put_off.popleft(),))
             else: self.made.append(tuple(self.task(text[at:at + 2]) for at in range(0, len(text.rstrip("-")), 2)))
@@ -65,15 +67,17 @@ class BothWays:
 
 
 def unpaired(stages: int, micro_batches: int) -> str:
-    """The complaint about an odd number of stages, and about fewer than two micro-batches a stage or an odd number."""
+    """Return the complaint about an odd number of stages, and about an odd number of micro-batches or fewer than two a
+    stage; empty where there is none."""
     if stages % 2: return "it pairs stages: give an even number of them"
     if micro_batches % 2 == 0 and micro_batches >= 2 * stages: return ""
     return f"give an even number of micro-batches, at least {2 * stages}"
 
 
 def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
-    """(p / 2 − 1)(F + B + W + B + W − 3 W) where passes take as long (DeepSeek-AI 2024, table 2, with a pair of a
-    forward and a backward pass that takes as long as both); the largest of four ways where they do not."""
+    """Return the bubble of DualPipe: (p / 2 − 1)(F + B + W + B + W − 3 W) where passes take equal time (DeepSeek-AI
+    2024, table 2, with a pair of a forward and a backward pass that takes as long as both); else the largest over four
+    critical paths."""
     n = one_part(p, 2) - 1
     return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
 

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 from opmatrix.parallel.schedules.closed_forms import rounds
-from opmatrix.parallel.schedules.schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import Schedule
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 
 def forward_first(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
-    """The passes of GPipe."""
-    each = range(micro_batches)
-    slots = [alone([*(Task("F", i, s) for i in each), *(Task("B", i, s) for i in each)]) for s in range(stages)]
+    """Return the passes of GPipe."""
+    indices = range(micro_batches)
+    slots = [alone([*(Task("F", i, s) for i in indices), *(Task("B", i, s) for i in indices)]) for s in range(stages)]
     return TaskGraph("gpipe", slots, range(stages), in_a_row(stages))
 
 

@@ -1,5 +1,5 @@
-"""A pipeline in time: a task begins when its stage is free and what it reads has come; a value is held from its forward
-pass until the last pass that reads it."""
+"""A pipeline in time: a task begins when its stage is free and its inputs have arrived; a value is held from its
+forward pass until the last pass that reads it."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -11,19 +11,17 @@ from formats.core.errors import InputError
 from opmatrix.display.timeline import Bar
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph
 
-Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from a stage to another
+Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send from one stage to another
 
 
 class ChunkWork(NamedTuple):
-    """What a chunk takes for one micro-batch. Seconds: forward, backward of its input, gradients of its weights. Bytes:
-    kept from forward to backward; the part of them that gradients of weights read; room of a backward while it runs.
-    Numbers of any type that adds and compares."""
-    forward: Any
-    backward: Any
-    gradients: Any = 0
-    kept: Any = 1
-    kept_for_gradients: Any = 1
-    room: Any = 0
+    """Seconds and bytes of a chunk for one micro-batch, as numbers of any type that adds and compares."""
+    forward: Any                                            # seconds of forward
+    backward: Any                                           # seconds of backward of its input
+    gradients: Any = 0                                      # seconds of the gradients of its weights
+    kept: Any = 1                                           # bytes saved from forward to backward
+    kept_for_gradients: Any = 1                             # the part of them that gradients of weights read
+    room: Any = 0                                           # bytes of a backward pass while it runs
 
     def seconds(self, task: Task, deferred: bool) -> Any:
         match task.kind:
@@ -34,13 +32,13 @@ class ChunkWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulated:
-    """When each task ran, and by stage: seconds of work, the end of the last task, bytes held at most."""
+    """The times of each task, and the load and memory of each stage."""
     graph: TaskGraph
-    begins: Mapping[Task, Any]
-    ends: Mapping[Task, Any]
-    busy: Sequence[Any]
-    last: Sequence[Any]
-    peaks: Sequence[Any]
+    begins: Mapping[Task, Any]                              # time at which each task begins
+    ends: Mapping[Task, Any]                                # time at which each task ends
+    busy: Sequence[Any]                                     # seconds of work of each stage
+    last: Sequence[Any]                                     # end of the last task of each stage
+    peaks: Sequence[Any]                                    # bytes that each stage holds at most
 
     @property
     def seconds(self) -> Any: return max(self.last)
@@ -48,19 +46,19 @@ class Simulated:
     @property
     def idle(self) -> list[Any]:
         """Seconds that each stage waits."""
-        return [self.seconds - each for each in self.busy]
+        return [self.seconds - seconds for seconds in self.busy]
 
     @property
     def bubble(self) -> float:
-        """The part of the time that a stage waits, on the mean."""
+        """The share of the time that a stage waits, on average."""
         return float(sum(self.idle)) / (len(self.busy) * float(self.seconds)) if self.seconds else 0.0
 
 
 def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0, state: Sequence[Any] | None = None, *,
              latest: Callable[[Iterable[Any]], Any] = max) -> Simulated:
-    """Runs the tasks of a pipeline in time, for what each chunk takes and what sends take between stages; within a
-    stage they take nothing, and no stage waits to send. `state`: bytes that a stage holds all the time. `latest` is the
-    largest of times. Raises InputError for an order that cannot end, with who waits for what."""
+    """Simulate the tasks of a pipeline, given the seconds of each chunk and of sends between stages. Sends within a
+    stage take no time, and no stage waits to send. `state`: bytes that a stage holds all the time. `latest` returns the
+    largest of times. Raises InputError for a deadlock, and names the tasks that wait and their missing inputs."""
     heads, free = [0] * graph.stages, [0] * graph.stages
     begins: dict[Task, Any] = {}
     ends: dict[Task, Any] = {}
@@ -90,14 +88,14 @@ def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0, sta
 
 
 def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:
-    """Seconds until what a task made is on a stage."""
+    """Return the seconds until the result of a task is on a stage."""
     source = graph.places[need.chunk]
     if source == stage: return 0
     return links.get((source, stage), 0) if isinstance(links, Mapping) else links
 
 
 def check_ended(graph: TaskGraph, heads: Sequence[int], ends: Mapping[Task, Any]) -> None:
-    """Raises InputError where stages wait for ever."""
+    """Raise InputError if stages are deadlocked."""
     stuck = []
     for stage, place in enumerate(heads):
         if place == len(graph.slots[stage]): continue
@@ -108,7 +106,8 @@ def check_ended(graph: TaskGraph, heads: Sequence[int], ends: Mapping[Task, Any]
 
 
 def held_at_most(graph: TaskGraph, works: Sequence[ChunkWork], state: Sequence[Any] | None) -> list[Any]:
-    """Bytes that each stage holds at most. They follow from its order alone, since a stage runs one slot at a time."""
+    """Return the bytes that each stage holds at most. They follow from its order alone, since a stage runs one slot at
+    a time."""
     peaks = []
     for stage, slots in enumerate(graph.slots):
         held = most = 0 if state is None else state[stage]
@@ -124,26 +123,27 @@ def held_at_most(graph: TaskGraph, works: Sequence[ChunkWork], state: Sequence[A
 
 
 class BubbleSplit(NamedTuple):
-    """Seconds that a stage waits, on the mean, by cause. Ramp: what is left where all stages take as long and sends
-    take nothing. Imbalance: what unequal stages add; send: what sends add then. Their sum is all that a stage waits."""
-    ramp: Any
-    imbalance: Any
-    send: Any
+    """Seconds that a stage waits, on average, by cause. Their sum is the whole wait of a stage."""
+    ramp: Any                                               # the wait with equal stages and free sends
+    imbalance: Any                                          # added by unequal stages
+    send: Any                                               # added by sends
 
 
 def split_bubble(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0) -> BubbleSplit:
-    """Why stages wait: the pipeline is run as it is, without sends, and with equal stages, too."""
-    own, unsent = simulate(graph, works, links), simulate(graph, works)
+    """Split the waits of stages by cause. The pipeline is simulated as it is, without sends, and with equal stages,
+    too."""
+    actual, unsent = simulate(graph, works, links), simulate(graph, works)
     equal = simulate(graph, [balanced(works)] * len(works))
-    return BubbleSplit(equal.seconds - equal.busy[0], unsent.seconds - equal.seconds, own.seconds - unsent.seconds)
+    return BubbleSplit(equal.seconds - equal.busy[0], unsent.seconds - equal.seconds, actual.seconds - unsent.seconds)
 
 
 def balanced(works: Sequence[ChunkWork]) -> ChunkWork:
-    """What a chunk takes on the mean."""
-    return ChunkWork(*(sum(each) / len(works) for each in zip(*works, strict=True)))
+    """Return the mean work of a chunk."""
+    return ChunkWork(*(sum(column) / len(works) for column in zip(*works, strict=True)))
 
 
 def bars_of(ran: Simulated) -> list[Bar]:
-    """The tasks of a pipeline as bars, a lane for each stage; the later of two that ran at once is drawn over."""
+    """Return the tasks of a pipeline as bars, a lane for each stage. Of two tasks that run at once the later one is
+    drawn over the other."""
     return [Bar(stage, ran.begins[task], ran.ends[task], task.kind, str(task))
             for stage, slots in enumerate(ran.graph.slots) for slot in slots for task in slot]

@@ -1,5 +1,5 @@
-"""The tasks of a pipeline: for each stage in which order it runs forward, backward and gradients of weights of each
-micro-batch, and which values it waits for."""
+"""The tasks of a pipeline: for each stage the order of the forward, backward and weight-gradient passes of each
+micro-batch, and the values that it waits for."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,8 @@ Pass: TypeAlias = Literal["F", "B", "W"]                    # forward, backward,
 
 
 class Task(NamedTuple):
-    """One pass of a micro-batch through a chunk. A chunk is the layers that a stage runs without a stop between."""
+    """One pass of a micro-batch through a chunk. A chunk is a virtual stage: layers that a stage runs without a stop
+    between."""
     kind: Pass
     micro: int
     chunk: int
@@ -24,12 +25,11 @@ Slot: TypeAlias = tuple[Task, ...]                          # tasks that run at 
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """What each stage runs, slot by slot. `places`: the stage of each chunk. `reads`: the chunks whose values a chunk
-    takes. `deferred`: gradients of weights are tasks of their own for some, else B computes them, too."""
+    """The slots of each stage, in order, and the dependencies of chunks."""
     name: str
     slots: Sequence[Sequence[Slot]]
-    places: Sequence[int]
-    reads: Sequence[Sequence[int]]
+    places: Sequence[int]                                   # the stage of each chunk
+    reads: Sequence[Sequence[int]]                          # for each chunk, the chunks whose values it reads
 
     @property
     def stages(self) -> int: return len(self.slots)
@@ -37,19 +37,20 @@ class TaskGraph:
     @property
     def order(self) -> list[list[Task]]:
         """The tasks of each stage, one after the other."""
-        return [[task for slot in each for task in slot] for each in self.slots]
+        return [[task for slot in slots for task in slot] for slots in self.slots]
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """The chunks that take the value of each."""
-        found: list[list[int]] = [[] for _ in self.places]
+        """For each chunk, the chunks that read its value."""
+        readers: list[list[int]] = [[] for _ in self.places]
         for chunk, sources in enumerate(self.reads):
-            for source in sources: found[source].append(chunk)
-        return found
+            for source in sources: readers[source].append(chunk)
+        return readers
 
     @cached_property
     def deferred(self) -> set[tuple[int, int]]:
-        """Micro-batches and chunks whose gradients of weights are tasks of their own."""
+        """Pairs of a micro-batch and a chunk whose gradients of weights are tasks of their own; for all others B
+        computes them, too."""
         return {(task.micro, task.chunk) for slots in self.slots for slot in slots for task in slot if task.kind == "W"}
 
     @cached_property
@@ -57,7 +58,7 @@ class TaskGraph:
         return len({task.micro for slots in self.slots for slot in slots for task in slot})
 
     def needs(self, task: Task) -> Iterator[Task]:
-        """What must be done before a task."""
+        """Yield the tasks that must end before a task begins."""
         kind, micro, chunk = task
         match kind:
             case "F": yield from (Task("F", micro, source) for source in self.reads[chunk])
@@ -68,10 +69,10 @@ class TaskGraph:
 
 
 def in_a_row(chunks: int) -> list[list[int]]:
-    """Each chunk reads the one before it."""
+    """Return the reads of a chain: each chunk reads the one before it."""
     return [[chunk - 1] if chunk else [] for chunk in range(chunks)]
 
 
 def alone(tasks: Sequence[Task]) -> list[Slot]:
-    """Each task is a slot."""
+    """Return a slot for each task."""
     return [(task,) for task in tasks]

@@ -1,4 +1,4 @@
-"""ZB-H1: as 1F1B, but stage s computes gradients of weights s micro-batches later, when it would wait, so that no stage
+"""ZB-H1: 1F1B in which stage s computes gradients of weights s micro-batches later, when it would wait. So no stage
 holds more than the first (Qi et al. 2023, section 2.2)."""
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from opmatrix.parallel.schedules.closed_forms import least
 from opmatrix.parallel.schedules.one_f_one_b import alternating
-from opmatrix.parallel.schedules.schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import Schedule
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 
 def deferred(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
-    """The passes of ZB-H1."""
+    """Return the passes of ZB-H1."""
     slots = []
     for s in range(stages):
         tasks: list[Task] = []
@@ -24,9 +24,9 @@ def deferred(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
 
 
 def deferred_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
-    """As many gradients of weights as micro-batches wait fill the bubble, (p − 1)(F + B − W) where W is the shortest
-    pass and there is a micro-batch a stage (Qi et al. 2023, table 2); where another is shorter, a stage has only its
-    time to fill."""
+    """Return the bubble of ZB-H1. Deferred gradients of weights fill it, one for each micro-batch that waits: (p − 1)(F
+    + B − W) remains where W is the shortest pass and there is a micro-batch a stage (Qi et al. 2023, table 2). Where
+    another pass is shorter, a stage has only the time of that pass to fill."""
     return (p - 1) * (F + B) - (least(m, p) - 1) * least(F, B, W)
 
 

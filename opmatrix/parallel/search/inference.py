@@ -1,5 +1,5 @@
-"""A forward pass of a batch, as a model is asked: what it takes and holds by a strategy, with the keys and values that
-stay, and the token that follows. It is made of the passes that a step of training is made of."""
+"""A forward pass of a batch, as in inference: its time and memory by a strategy, with the keys and values that stay,
+and the time of the next token. It is made of the same passes as a step of training."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,28 +23,29 @@ from opmatrix.parallel.cost.step_parts import (
 
 
 def forward_parts(setting: Setting) -> PartSeconds:
-    """Seconds until the last micro-batch has left the last stage, part by part."""
-    own, model, m = setting.strategy, setting.model, setting.micro_batches
+    """Return the seconds until the last micro-batch has left the last stage, part by part."""
+    strategy, model, m = setting.strategy, setting.model, setting.micro_batches
 
     def forward(work: LayerWork) -> PartSeconds: return known_pass(setting, work, "forward")
     bodies = add_parts(*(scale_parts(forward(work), count) for work, count in model.layers))
-    first, last, several = forward(model.first), forward(model.last), step_at(own.pp, 2)
-    slowest = add_parts(scale_parts(bodies, 1 / own.pp), last, scale_parts(first, 1 - several))
+    first, last, several = forward(model.first), forward(model.last), step_at(strategy.pp, 2)
+    slowest = add_parts(scale_parts(bodies, 1 / strategy.pp), last, scale_parts(first, 1 - several))
     every, sent = sum_parts(bodies) + sum_parts(first) + sum_parts(last), scale_parts(send_parts(setting), 0.5)
-    found = scale_parts(add_parts(slowest, sent), m)
-    found["bubble"] = every - sum_parts(slowest) + (own.pp - 1) * sum_parts(sent)
-    return add_parts(found, turn_parts(setting, found))
+    parts = scale_parts(add_parts(slowest, sent), m)
+    parts["bubble"] = every - sum_parts(slowest) + (strategy.pp - 1) * sum_parts(sent)
+    return add_parts(parts, turn_parts(setting, parts))
 
 
 def cache_bytes(setting: Setting, width: int) -> Quantity:
-    """Bytes of keys and values of all sequences of a rank of a stage, heads of keys being so wide."""
-    own, model = setting.strategy, setting.model
-    heads = model.key_heads / least(own.tp, model.key_heads)
-    return 2 * setting.number * heads * width * model.count / own.pp * setting.batch / own.dp * setting.seq / own.cp
+    """Return the bytes of keys and values of all sequences on a rank of a stage; `width`: columns of a head of keys."""
+    strategy, model = setting.strategy, setting.model
+    heads = model.key_heads / least(strategy.tp, model.key_heads)
+    return (2 * setting.number * heads * width * model.count / strategy.pp * setting.batch / strategy.dp
+            * setting.seq / strategy.cp)
 
 
 def predict_forward(setting: Setting, width: int) -> Prediction:
-    """Time and memory of a forward pass of a batch."""
+    """Predict the time and memory of a forward pass of a batch."""
     body = setting.model.layers[0][0]
     memory: Mapping[str, Quantity] = {
         "weights": setting.number * stage_parameters(setting), "caches": cache_bytes(setting, width),
@@ -53,11 +54,12 @@ def predict_forward(setting: Setting, width: int) -> Prediction:
 
 
 def next_token_seconds(setting: Setting, width: int) -> float:
-    """Seconds of one token more for each sequence: every layer for one row of each, and keys and values are read."""
-    own = setting.strategy
-    one = setting._replace(seq=own.cp, passes=None,         # a token is on one rank of context
-                           strategy=replace(own, micro_batch=setting.batch / own.dp))
+    """Return the seconds of one more token for each sequence: every layer runs on one row of each, and keys and values
+    are read."""
+    strategy = setting.strategy
+    one = setting._replace(seq=strategy.cp, passes=None,    # a token is on one context rank
+                           strategy=replace(strategy, micro_batch=setting.batch / strategy.dp))
     layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
     passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
-    sent = (own.pp - 1) * sum_parts(send_parts(one)) / 2
-    return float(passes + sent + own.pp * cache_bytes(setting, width) / setting.bandwidth)
+    sent = (strategy.pp - 1) * sum_parts(send_parts(one)) / 2
+    return float(passes + sent + strategy.pp * cache_bytes(setting, width) / setting.bandwidth)

@@ -1,5 +1,5 @@
-"""The sizes that strategies may have, as columns of whole numbers: how devices are factored over axes, sequences of a
-micro-batch, chunks of a stage. What a model or a batch cannot divide is none of them."""
+"""The legal sizes of strategies, as columns of whole numbers: factors of the devices over axes, sequences of a
+micro-batch, chunks of a stage. Sizes that a model or a batch does not divide into are left out."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -18,74 +18,75 @@ from opmatrix.parallel.cost.expert_work import count_experts
 
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 Axes: TypeAlias = "tuple[int, int, int, int]"               # dp, tp, pp, cp
-FARTHEST = 4096                                             # devices away that a number which works is looked for
+FARTHEST = 4096                                             # distance in devices within which a legal count is sought
 DEEPEST = 16                                                # chunks of a stage, at most
 MAX_COUNT = 10 ** 9                                         # devices, sequences of a step, tokens of a sequence
-MAX_NUMBERS = 1e18                                          # of the values of a step, below 2^63 with room
+MAX_NUMBERS = 1e18                                          # numbers of all values of a step: well below 2^63
 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model lets axes divide: layers, heads, heads of keys, experts (0: none), and how wide a head is."""
+    """The sizes of a model that axes divide."""
     layers: int
     heads: int
-    key_heads: int
-    experts: int
-    head: int
+    key_heads: int                                          # heads of keys
+    experts: int                                            # experts of a layer; 0: none
+    head: int                                               # columns of a head
 
     def cuts_heads(self, tp: int) -> bool:
-        """Whether so many ranks have whole heads of queries, and each whole heads of keys, or copies of one."""
+        """True if `tp` ranks have whole heads of queries, and each has whole heads of keys, or copies of one."""
         return self.heads % tp == 0 and (self.key_heads % tp == 0 or tp % self.key_heads == 0)
 
 
 @dataclass(frozen=True)
 class SizeColumns:
-    """Sizes of strategies, one a row. `virtual`: chunks of a stage."""
+    """Sizes of strategies, one a row."""
     dp: SizeColumn
     tp: SizeColumn
     pp: SizeColumn
     cp: SizeColumn
     ep: SizeColumn
     micro_batch: SizeColumn
-    virtual: SizeColumn
+    virtual: SizeColumn                                     # virtual stages (chunks) of a stage
 
     def __len__(self) -> int: return len(self.dp)
 
     def __getitem__(self, at: NDArray[np.bool_] | NDArray[np.intp] | slice) -> SizeColumns:
-        return SizeColumns(*(getattr(self, each.name)[at] for each in fields(self)))
+        return SizeColumns(*(getattr(self, column.name)[at] for column in fields(self)))
 
     def row(self, at: int) -> dict[str, int]:
-        """The sizes of one strategy, by name."""
-        return {each.name: int(getattr(self, each.name)[at]) for each in fields(self)}
+        """Return the sizes of one strategy, by name."""
+        return {column.name: int(getattr(self, column.name)[at]) for column in fields(self)}
 
     def blocks(self, rows: int) -> Iterator[SizeColumns]:
-        """So many rows at a time."""
+        """Yield the sizes in blocks of at most `rows` rows."""
         for start in range(0, len(self), rows): yield self[start:start + rows]
 
 
 def limits_of(config: Settings) -> ModelLimits:
-    """What a configuration lets axes divide. Raises InputError for one that has no such sizes, or names for them."""
-    said = normalise_config(config)
+    """Return the sizes of a configuration that axes divide. Raises InputError for a configuration that lacks them, or
+    has names for them."""
+    settings = normalise_config(config)
     wanted = {"num_hidden_layers": "layers", "num_attention_heads": "heads", "hidden_size": "width"}
     for key in wanted:
-        if not isinstance(said.get(key), int):
-            raise InputError(f"config: {key} is {said.get(key)!r}: a plan needs its number")
-    heads = said["num_attention_heads"]
-    return ModelLimits(said["num_hidden_layers"], heads, said.get("num_key_value_heads") or heads,
-                       count_experts(said),
-                       said.get("head_dim") or said["hidden_size"] // heads)
+        if not isinstance(settings.get(key), int):
+            raise InputError(f"config: {key} is {settings.get(key)!r}: a plan needs its number")
+    heads = settings["num_attention_heads"]
+    return ModelLimits(settings["num_hidden_layers"], heads, settings.get("num_key_value_heads") or heads,
+                       count_experts(settings),
+                       settings.get("head_dim") or settings["hidden_size"] // heads)
 
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """All of them, the smallest first."""
+    """Return all divisors of a number, the smallest first."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def axis_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> Iterator[Axes]:
-    """How devices are factored over dp, tp, pp and cp: heads are cut whole, a stage has a layer at least, ranks of data
-    a sequence, those of context as many tokens each."""
+    """Yield the ways to factor devices over dp, tp, pp and cp: heads are never split, a stage has at least one layer, a
+    data rank at least one sequence, and context ranks have equal numbers of tokens."""
     for tp in divisors(devices):
         if not limits.cuts_heads(tp): continue
         for pp in divisors(devices // tp):
@@ -96,9 +97,9 @@ def axis_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> It
 
 
 def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> SizeColumns:
-    """All sizes of strategies of so many devices, for a batch of sequences of so many tokens. Chunks of a stage are
-    several where layers divide into them, and micro-batches into groups of as many as there are stages. Raises
-    InputError where there are none, with what would work."""
+    """Return all sizes of strategies of `devices` devices, for `batch` sequences of `tokens` tokens. A stage has
+    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. Raises
+    InputError where there are none, with sizes that would work."""
     check_counts(limits, devices, batch, tokens)
     rows: list[tuple[int, ...]] = []
     for dp, tp, pp, cp in axis_sizes(limits, devices, batch, tokens):
@@ -111,7 +112,7 @@ def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> S
 
 
 def check_counts(limits: ModelLimits, devices: int, batch: int, tokens: int) -> None:
-    """Raises InputError for counts beyond any machine, whose formulas would not fit into whole numbers of 64 bits."""
+    """Raise InputError for counts beyond any machine: their formulas would not fit into 64-bit integers."""
     for option, count in (("--devices", devices), ("--batch", batch), ("--seq", tokens)):
         if not 1 <= count <= MAX_COUNT: raise InputError(f"{option} {count}: give a number from 1 to {MAX_COUNT:,}")
     numbers = batch * tokens * limits.layers * limits.heads * limits.head
@@ -122,13 +123,13 @@ def check_counts(limits: ModelLimits, devices: int, batch: int, tokens: int) -> 
 
 @cache
 def chunk_counts(layers: int, pp: int, micro_batches: int) -> tuple[int, ...]:
-    """How many chunks a stage may have."""
+    """Return the legal numbers of chunks of a stage."""
     if pp == 1 or layers % pp or micro_batches % pp: return (1,)
     return tuple(d for d in divisors(layers // pp) if d <= DEEPEST)
 
 
 def refuse_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> None:
-    """Raises InputError for devices that no strategy divides, or a batch that is too small for them."""
+    """Raise InputError for devices that no strategy divides, or a batch that is too small for them."""
     near = nearest_devices(limits, devices, batch, tokens)
     larger = next((n for n in range(batch + 1, batch + FARTHEST) if any(axis_sizes(limits, devices, n, tokens))), None)
     counts = " and ".join(map(str, near)) or "none near it"
@@ -140,14 +141,14 @@ def refuse_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> 
 
 
 def devices_alone(limits: ModelLimits, devices: int, tokens: int) -> bool:
-    """Whether devices cannot be divided whatever the batch, up to one sequence a device."""
+    """True if the devices have no legal factors even with one sequence a device."""
     return not any(axis_sizes(limits, devices, devices, tokens))
 
 
 def nearest_devices(limits: ModelLimits, devices: int, batch: int, tokens: int) -> list[int]:
-    """The next smaller and the next larger number of devices that some strategy divides."""
-    found = []
+    """Return the next smaller and the next larger number of devices that some strategy divides."""
+    counts = []
     for step in (-1, 1):
         near = (n for n in range(devices + step, max(0, devices + step * FARTHEST), step))
-        found += [n for n in [next((n for n in near if any(axis_sizes(limits, n, batch, tokens))), 0)] if n]
-    return found
+        counts += [n for n in [next((n for n in near if any(axis_sizes(limits, n, batch, tokens))), 0)] if n]
+    return counts

@@ -1,5 +1,6 @@
-"""A strategy's pipeline in time: its tasks one by one, its stages as unequal as they are, or cut so that the slowest is
-as quick as it can be. Survivors of a search are run so, where formulas take stages to be alike."""
+"""The pipeline of a strategy in time: its tasks one by one, with unequal stages, or partitioned so that the slowest
+stage is as fast as possible. The best strategies of a search are simulated this way, where formulas take stages to be
+alike."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,57 +28,56 @@ from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
 from opmatrix.parallel.sharding.axis_states import bounds
 
-MOST_TASKS = 20_000                                         # of a pipeline that is run
-DRAWN = 16_000                                              # tasks of a picture
+MOST_TASKS = 20_000                                         # tasks of a pipeline that is simulated, at most
+DRAWN = 16_000                                              # tasks of a picture, at most
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """A pipeline that was run: layers of each chunk, what each computes again, its tasks, and seconds of a step with
-    what follows them."""
-    cut: tuple[int, ...]
-    again: tuple[RecomputeKind, ...]
-    ran: Simulated
-    after: float
+    """A simulated pipeline."""
+    cut: tuple[int, ...]                                    # layers of each chunk
+    again: tuple[RecomputeKind, ...]                        # the recomputation of each chunk
+    ran: Simulated                                          # the tasks in time
+    after: float                                            # seconds of a step after the last task
 
     @property
     def seconds(self) -> float: return float(self.ran.seconds) + self.after
 
 
 def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple[float, float, float]:
-    """Seconds of a layer forward, backward with what is computed again, and of the gradients of its weights; behind the
-    last with the loss."""
+    """Return the seconds of a layer: forward, backward with recomputation, and the gradients of its weights; behind the
+    last layer with the loss."""
     forward, learnt = float(sum_parts(pass_parts(setting, work, "forward"))), float(learning_seconds(setting, work))
     whole = float(sum_parts(layer_parts(setting, work))) + (float(sum_parts(loss_parts(setting))) if last else 0)
     return forward, whole - forward - learnt, learnt
 
 
 def recomputing(setting: Setting, kind: RecomputeKind) -> Setting:
-    """What is asked, where another part of it is computed again."""
+    """Return the setting with another kind of recomputation."""
     return setting._replace(strategy=replace(setting.strategy, recompute=kind), passes=None)
 
 
 def layer_seconds(setting: Setting) -> list[tuple[float, float, float]]:
-    """Seconds of the passes of each layer."""
+    """Return the seconds of the passes of each layer."""
     return [seconds for work, times in setting.model.layers for seconds in [pass_seconds(setting, work)] * times]
 
 
 def layer_bytes(setting: Setting) -> list[float]:
-    """Bytes that each layer keeps of a micro-batch."""
+    """Return the bytes that each layer saves for a micro-batch."""
     return [size for work, times in setting.model.layers for size in [float(kept_bytes(setting, work))] * times]
 
 
 def even_cut(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk, the first ones with one more where they do not divide."""
+    """Return the layers of each chunk; the first chunks have one more where the layers do not divide."""
     return tuple(end - begin for begin, end in (bounds(layers, chunks, at) for at in range(chunks)))
 
 
 def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batches: int | None = None,
                again: Sequence[RecomputeKind] | None = None) -> StageTimes:
-    """The pipeline of a strategy, task by task, by layers of each chunk, even without them, and by what each computes
-    again. Raises InputError for more tasks than are run."""
-    setting, own = choice.prediction.setting, choice.sizes
-    chunks, count = own["pp"] * own["virtual"], round(float(setting.micro_batches))
+    """Simulate the pipeline of a strategy, task by task. `cut`: layers of each chunk, even by default; `again`: the
+    recomputation of each chunk. Raises InputError for more tasks than are simulated."""
+    setting, sizes = choice.prediction.setting, choice.sizes
+    chunks, count = sizes["pp"] * sizes["virtual"], round(float(setting.micro_batches))
     m = min(count, micro_batches or count)
     if (tasks := 2 * chunks * m) > MOST_TASKS:
         raise InputError(f"pipeline: {tasks} tasks: at most {MOST_TASKS} are run one by one")
@@ -89,19 +89,20 @@ def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batch
     for chunk, (layers, kind) in enumerate(zip(cut, again, strict=True)):
         ends = [pass_seconds(setting, setting.model.first)] if chunk == 0 else []
         if chunk == chunks - 1: ends.append(pass_seconds(setting, setting.model.last, last=True))
-        forward, backward, learnt = (sum(each[k] for each in [*timed[kind][at:at + layers], *ends]) for k in range(3))
-        kept = sum(held[kind][at:at + layers])
-        works.append(ChunkWork(forward, backward, learnt, kept, kept))
+        forward, backward, learnt = (sum(seconds[k] for seconds in [*timed[kind][at:at + layers], *ends])
+                                     for k in range(3))
+        saved = sum(held[kind][at:at + layers])
+        works.append(ChunkWork(forward, backward, learnt, saved, saved))
         at += layers
-    graph = pipeline_tasks(schedule_of(choice), own["pp"], m)
-    sent = float(sum_parts(send_parts(setting))) / (2 * own["virtual"])
+    graph = pipeline_tasks(schedule_of(choice), sizes["pp"], m)
+    sent = float(sum_parts(send_parts(setting))) / (2 * sizes["virtual"])
     parts = choice.prediction.seconds
     after = sum(float(seconds) for name, seconds in parts.items() if name.startswith(("gradients", "weights", "optim")))
     return StageTimes(cut, again, simulate(graph, works, sent), after)
 
 
 def schedule_of(choice: PlanChoice) -> str:
-    """What the schedule is called where its tasks are listed."""
+    """Return the name of the schedule whose tasks are simulated."""
     chunks = choice.sizes["virtual"]
     schedule = SCHEDULES[choice.form.schedule]
     if not schedule.chunked: return schedule.name
@@ -109,37 +110,37 @@ def schedule_of(choice: PlanChoice) -> str:
 
 
 class StageCut(NamedTuple):
-    """Layers of each stage, and what each computes again."""
-    layers: tuple[int, ...]
-    again: tuple[RecomputeKind, ...]
+    """A partition of layers into stages."""
+    layers: tuple[int, ...]                                 # layers of each stage
+    again: tuple[RecomputeKind, ...]                        # the recomputation of each stage
 
 
 def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
-    """Layers of each stage and what it computes again, such that the slowest is as quick as it can be, and each fits
-    so many bytes; None where a stage has several chunks, where there is one, and where nothing fits."""
-    setting, own = choice.prediction.setting, choice.sizes
-    stages = own["pp"]
-    if stages == 1 or own["virtual"] > 1: return None
+    """Return the layers of each stage and what it recomputes, such that the slowest stage is as fast as possible and
+    each fits `room` bytes. None for a single stage, for several chunks a stage, and if no partition fits."""
+    setting, sizes = choice.prediction.setting, choice.sizes
+    stages = sizes["pp"]
+    if stages == 1 or sizes["virtual"] > 1: return None
     settings = [recomputing(setting, kind) for kind in RECOMPUTES]
-    costs = [[*map(sum, layer_seconds(each))] for each in settings]
+    costs = [[*map(sum, layer_seconds(variant))] for variant in settings]
     stored = [size for work, times in setting.model.layers for size in [state_bytes(setting, work)] * times]
-    held, m = [layer_bytes(each) for each in settings], round(float(setting.micro_batches))
+    held, m = [layer_bytes(variant) for variant in settings], round(float(setting.micro_batches))
     schedule = pipeline_kind(schedule_of(choice)).schedule
     waits = [schedule.held(at, stages, m, 1) for at in range(stages)]
     ways = [[LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
              for k in range(len(RECOMPUTES))] for many in waits]
-    spare = allocatable(setting, room) * (1 + 1e-9)         # the even cut may just fit
+    spare = allocatable(setting, room) * (1 + 1e-9)         # the even partition may just fit
     spare -= float(choice.prediction.memory["working"])
     rooms = [spare - (at == 0) * state_bytes(setting, setting.model.first)
              - (at == stages - 1) * state_bytes(setting, setting.model.last) for at in range(stages)]
-    found = cut_stages(ways, rooms, sum(pass_seconds(setting, setting.model.first)),
-                       sum(pass_seconds(setting, setting.model.last, last=True)))
-    return None if found is None else StageCut(found[0], tuple(RECOMPUTES[k] for k in found[1]))
+    best = cut_stages(ways, rooms, sum(pass_seconds(setting, setting.model.first)),
+                      sum(pass_seconds(setting, setting.model.last, last=True)))
+    return None if best is None else StageCut(best[0], tuple(RECOMPUTES[k] for k in best[1]))
 
 
 def draw_step(choice: PlanChoice, path: Path, title: str, cut: StageCut | None = None) -> Path:
-    """A picture or a trace of the pipeline of a strategy, by an even cut without another, with as many micro-batches as
-    it shows."""
+    """Draw the pipeline of a strategy as a picture or a trace, by an even partition unless `cut` is given, with as many
+    micro-batches as the picture can show."""
     chunks = choice.sizes["pp"] * choice.sizes["virtual"]
     stages = choice.sizes["pp"]
     most = max(stages, DRAWN // (2 * chunks) // stages * stages)

@@ -1,5 +1,5 @@
-"""All strategies of a model on so many devices: every form is predicted for all sizes at once. The very formulas of one
-strategy are read over columns, and what forms have in common is computed once."""
+"""The search over all strategies of a model on a number of devices: every form is predicted for all sizes at once. The
+formulas that predict one strategy are evaluated over columns, and common parts of forms are computed once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,27 +26,26 @@ from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
-SIZE_NAMES = tuple(each.name for each in fields(SizeColumns))
+SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What is asked: a model, a machine, how many devices, sequences of a step and their tokens, bytes of a device.
-    `flash`: scores of attention stay where they are computed. `infer`: a forward pass alone."""
+    """The inputs of a plan."""
     config: Settings
     machine: Datasheet
-    devices: int
-    batch: int
-    seq: int
-    room: float
-    flash: bool = True
+    devices: int                                            # number of devices
+    batch: int                                              # sequences of a step
+    seq: int                                                # tokens of a sequence
+    room: float                                             # bytes of a device
+    flash: bool = True                                      # scores of attention are never stored
     precision: str = "bf16"
     constants: Constants | None = None
-    infer: bool = False
+    infer: bool = False                                     # a forward pass alone
 
     @property
     def local(self) -> bool:
-        """Whether devices are processes of one machine: then strategies are those that `opmatrix launch` runs."""
+        """True if devices are processes of one machine: then strategies are those that `opmatrix launch` runs."""
         return self.machine.processors < inf
 
     @cached_property
@@ -54,58 +53,59 @@ class PlanQuestion:
 
     @cached_property
     def sizes(self) -> SizeColumns:
-        found = legal_sizes(self.limits, self.devices, self.batch, self.seq)
-        if self.infer: found = found[found.virtual == 1]
-        return found[found.micro_batch * found.dp == self.batch] if self.infer and self.local else found
+        sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        if self.infer: sizes = sizes[sizes.virtual == 1]
+        return sizes[sizes.micro_batch * sizes.dp == self.batch] if self.infer and self.local else sizes
 
     @property
     def forms(self) -> Sequence[StrategyForm]:
-        """All that there are; a forward pass keeps nothing and has no state to store. Ranks of one machine are all as
-        near, and none puts gradients of weights off."""
+        """All forms that apply. A forward pass saves no values and has no state to shard. Ranks of one machine are all
+        equally near, and none defers gradients of weights."""
         if self.infer: return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if not self.local: return STRATEGY_FORMS
         return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
 
     def work(self, form: StrategyForm) -> ModelWork:
-        """What the model computes, by a form."""
+        """Return the work of the model under a form."""
         return model_work(self.config, form.context, form.sequence)
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
-        """A form at sizes, which may be columns."""
-        return Strategy(**sizes, zero=form.zero, sequence=form.sequence, recompute=form.recompute,  # type: ignore[arg-type]
-                        context=form.context, schedule=form.schedule, order=form.order, flash=self.flash,
-                        precision=self.precision, gradient_bytes=BYTES[self.precision])
+        """Return a form at sizes, which may be columns."""
+        return Strategy(**sizes,                            # type: ignore[arg-type]
+                        zero=form.zero, sequence=form.sequence, recompute=form.recompute, context=form.context,
+                        schedule=form.schedule, order=form.order, flash=self.flash, precision=self.precision,
+                        gradient_bytes=BYTES[self.precision])
 
     def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
                   passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
-        """Time and memory of a form at sizes, which may be columns. `passes`: those that forms of the same columns
-        have in common."""
+        """Predict the time and memory of a form at sizes, which may be columns. `passes`: passes that forms of the same
+        columns share."""
         return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
 
     def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
                      constants: Constants | None,
                      passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
-        """A prediction of what was asked, with other numbers of the machine, the batch or the constants."""
-        own = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(),
-                      passes)
-        return predict_forward(own, self.limits.head) if self.infer else predict_step(own)
+        """Predict with other numbers of the machine, the batch or the constants."""
+        setting = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq,
+                          constants or load_constants(), passes)
+        return predict_forward(setting, self.limits.head) if self.infer else predict_step(setting)
 
 
 @dataclass(frozen=True)
 class FormPrograms:
-    """Times and peaks of all forms as one program: what forms share is one result, and each says which it has."""
+    """Times and peaks of all forms as one program. Equal results are computed once."""
     forms: Sequence[StrategyForm]
     program: CompiledTape
-    times: NDArray[np.intp]
-    peaks: NDArray[np.intp]
+    times: NDArray[np.intp]                                 # for each form the index of its time
+    peaks: NDArray[np.intp]                                 # for each form the index of its peak
 
 
 def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
-    """Traces the formulas of each form once."""
+    """Trace the formulas of each form once, and compile them."""
     tape, results, values = Tape(*SIZE_NAMES), dict[tuple[bool, float], int](), list[object]()
 
     def place(value: Any) -> int:
-        """Where a result stands among those that differ."""
+        """Return the index of a result among the distinct ones."""
         key = (True, value.at) if isinstance(value, TracedColumn) else (False, float(value))
         if key not in results:
             results[key] = len(values)
@@ -113,51 +113,50 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
         return results[key]
     times, peaks, passes = [], [], dict[tuple[object, ...], PartSeconds]()
     for form in forms:
-        found = question.predicted(form, tape.columns, passes)
-        times.append(place(found.step_seconds))
-        peaks.append(place(found.reserved))
+        prediction = question.predicted(form, tape.columns, passes)
+        times.append(place(prediction.step_seconds))
+        peaks.append(place(prediction.reserved))
     return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))
 
 
 @dataclass(frozen=True)
 class FoundStrategies:
-    """For each row of sizes the fastest form that fits, its seconds and bytes; `count` strategies were predicted, of
-    which `fit` fit. `least`: the form, row and bytes of what needs the least memory."""
+    """The fastest form that fits for each row of sizes."""
     question: PlanQuestion
     sizes: SizeColumns
-    forms: NDArray[np.intp]
-    seconds: NDArray[np.float64]
-    peaks: NDArray[np.float64]
-    count: int
-    fit: int
-    least: tuple[StrategyForm, int, float]
+    forms: NDArray[np.intp]                                 # index of that form, by row
+    seconds: NDArray[np.float64]                            # its seconds; infinite where no form fits
+    peaks: NDArray[np.float64]                              # its bytes
+    count: int                                              # strategies predicted
+    fit: int                                                # strategies that fit
+    least: tuple[StrategyForm, int, float]                  # form, row and bytes with the smallest memory
 
     def best_rows(self, keep: int) -> list[int]:
-        """The fastest rows, one for each way to factor devices over axes."""
-        found: dict[tuple[int, ...], int] = {}
+        """Return the fastest rows, one for each way to factor devices over axes."""
+        rows: dict[tuple[int, ...], int] = {}
         for row in np.argsort(self.seconds, kind="stable"):
-            if not np.isfinite(self.seconds[row]) or len(found) == keep: break
+            if not np.isfinite(self.seconds[row]) or len(rows) == keep: break
             at = self.sizes.row(int(row))
-            found.setdefault((at["dp"], at["tp"], at["pp"], at["cp"], at["ep"]), int(row))
-        return [*found.values()]
+            rows.setdefault((at["dp"], at["tp"], at["pp"], at["cp"], at["ep"]), int(row))
+        return [*rows.values()]
 
 
 def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
                       forms: Sequence[StrategyForm] | None = None) -> FoundStrategies:
-    """Predicts every strategy. `heard`: told how many rows of sizes are done, of how many. Raises InputError where no
-    sizes are legal."""
+    """Predict every strategy. `heard` is called with the number of rows done and their total. Raises InputError where
+    no sizes are legal."""
     forms = question.forms if forms is None else forms
-    if not len(question.sizes):                             # what no sizes are for is refused before anything is read
+    if not len(question.sizes):                             # refuses before any model is read
         raise InputError(f"--devices {question.devices}: no strategy of them runs a batch of {question.batch} at once")
-    found = predict_columns(question, compile_forms(question, forms), heard)
-    if not found.count:
+    strategies = predict_columns(question, compile_forms(question, forms), heard)
+    if not strategies.count:
         raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
-    return found
+    return strategies
 
 
 def predict_columns(question: PlanQuestion, programs: FormPrograms,
                     heard: Callable[..., None] = unheard) -> FoundStrategies:
-    """Predicts every form for all sizes, block by block, and keeps the fastest form that fits of each row."""
+    """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
     masks = FormMasks(forms, question.limits, question.seq, question.local)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)

@@ -1,5 +1,5 @@
-"""Arithmetic written down once, and run over columns of numbers: what formulas have in common is computed once, for as
-many results as there are, block by block in buffers that stay in a near cache."""
+"""Arithmetic traced once and run over columns of numbers: common subexpressions are computed once, for any number of
+results, block by block in buffers that stay in a near cache."""
 from __future__ import annotations
 
 from collections import Counter
@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 TapeNumbers: TypeAlias = "NDArray[np.float64]"
-TAPE_ROWS = 2048                                                # rows at a time: 16 kB a buffer
+TAPE_ROWS = 2048                                                # rows of a block: 16 kB a buffer
 
 UFUNCS: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide, "maximum": np.maximum,
     "minimum": np.minimum, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "log2": np.log2, "exp": np.exp,
     "power": np.power}
 COMMUTE = {"add", "multiply", "maximum", "minimum"}
-NEUTRAL = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "divide": 1.0}     # on the right, and on the left if commuting
+NEUTRAL = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "divide": 1.0}     # right operands; left, too, if commuting
 
 
 class Tape:
-    """What was computed, each once: an operation, and the places of what it takes; columns and numbers have places,
-    too."""
+    """A trace of operations, each stored once: its name, and the places of its operands. Columns and numbers have
+    places, too."""
     def __init__(self, *names: str) -> None:
         self.nodes: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], int] = {}
         self.columns = {name: TracedColumn(self, self.place(("column", name))) for name in names}
 
     def place(self, node: tuple[Any, ...]) -> int:
-        """Where a node stands; it is written where it does not stand yet."""
+        """Return the place of a node; a new node is appended."""
         at = self.places.get(node)
         if at is None:
             at = self.places[node] = len(self.nodes)
@@ -37,7 +37,8 @@ class Tape:
         return at
 
     def write(self, op: str, one: Any, other: Any) -> Any:
-        """An operation on two of which one is traced, at least. What changes nothing is not written."""
+        """Trace an operation of two operands, at least one of them traced. Operations without effect are not
+        recorded."""
         if type(one) is TracedColumn:
             a = one.at
             if type(other) is not TracedColumn:
@@ -53,7 +54,7 @@ class Tape:
 
 
 class TracedColumn:
-    """A column that stands on a tape. Arithmetic and numpy's functions of it are written there."""
+    """A column on a tape. Arithmetic and numpy's functions of it are recorded there."""
     __slots__ = "at", "tape"
     def __init__(self, tape: Tape, at: int) -> None: self.tape, self.at = tape, at
     def __add__(self, other: Any) -> Any: return self.tape.write("add", self, other)
@@ -69,9 +70,9 @@ class TracedColumn:
     def __pow__(self, power: float) -> Any:
         if power != int(power): return self.tape.write("power", self, power)
         if power < 0: return 1.0 / self ** -power
-        found: Any = self if power else 1.0
-        for _ in range(int(power) - 1): found = found * self
-        return found
+        product: Any = self if power else 1.0
+        for _ in range(int(power) - 1): product = product * self
+        return product
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
         name = "divide" if ufunc is np.true_divide else ufunc.__name__
@@ -81,11 +82,11 @@ class TracedColumn:
 
 
 class CompiledTape:
-    """Some results of a tape as a program over columns: nothing else is computed, and buffers are used again once
-    nobody reads them. Results that are numbers stay numbers."""
+    """Some results of a tape as a program over columns. Only their operations are computed, and a buffer is reused once
+    its last reader has run. Results that are numbers stay numbers."""
     def __init__(self, tape: Tape, results: Sequence[Any]) -> None:
-        self.results = [each.at if type(each) is TracedColumn else float(each) for each in results]
-        needed, stack = set[int](), [each for each in self.results if type(each) is int]
+        self.results = [result.at if type(result) is TracedColumn else float(result) for result in results]
+        needed, stack = set[int](), [place for place in self.results if type(place) is int]
         while stack:
             at = stack.pop()
             if at in needed: continue
@@ -98,37 +99,37 @@ class CompiledTape:
         self.held: dict[int, TapeNumbers] = {}
 
     def allot(self, tape: Tape, order: Sequence[int]) -> int:
-        """Writes the steps, each with the buffer that it fills, and says how many buffers there are."""
-        uses = Counter(each for at in order for each in {*tape.nodes[at][1:]})
-        uses.update(each for each in self.results if type(each) is int)     # a result is read at the end
-        own, free, count = dict[int, int](), list[int](), 0
+        """Append the steps, each with the buffer that it fills, and return the number of buffers."""
+        uses = Counter(arg for at in order for arg in {*tape.nodes[at][1:]})
+        uses.update(result for result in self.results if type(result) is int)     # a result is read at the end
+        buffers, free, count = dict[int, int](), list[int](), 0
         for at in order:
             op, *args = tape.nodes[at]
-            places = tuple(own[each] if each in own else -1 - each for each in args)
-            for each in {*args} & own.keys():
-                uses[each] -= 1
-                if not uses[each]: free.append(own[each])
+            places = tuple(buffers[place] if place in buffers else -1 - place for place in args)
+            for operand in {*args} & buffers.keys():
+                uses[operand] -= 1
+                if not uses[operand]: free.append(buffers[operand])
             if not free:
                 free.append(count)
                 count += 1
-            own[at] = free.pop()
-            self.steps.append((UFUNCS[op], places, own[at]))
-        self.places = {at: own[at] if at in own else -1 - at for at in self.results if type(at) is int}
+            buffers[at] = free.pop()
+            self.steps.append((UFUNCS[op], places, buffers[at]))
+        self.places = {at: buffers[at] if at in buffers else -1 - at for at in self.results if type(at) is int}
         return count
 
     def __call__(self, columns: Mapping[str, TapeNumbers], out: TapeNumbers) -> None:
-        """Fills a row of `out` for each result, of columns as long as its rows."""
+        """Fill a row of `out` for each result. The columns are as long as its rows."""
         rows = out.shape[1]
         for start in range(0, rows, TAPE_ROWS):
             end = min(start + TAPE_ROWS, rows)
             self.run({name: columns[name][start:end] for _, name in self.names}, out[:, start:end])
 
     def run(self, columns: Mapping[str, TapeNumbers], out: TapeNumbers) -> None:
-        """One block."""
+        """Run the steps on one block of rows."""
         if not self.held or len(self.held[0]) != out.shape[1]:
             self.held = {at: np.empty(out.shape[1]) for at in range(self.buffers)}
         held: dict[int, Any] = {**self.held, **{-1 - at: number for at, number in self.numbers.items()},
                                 **{-1 - at: columns[name] for at, name in self.names}}
-        for run, places, into in self.steps: run(*[held[each] for each in places], out=held[into])
+        for run, places, into in self.steps: run(*[held[place] for place in places], out=held[into])
         for row, result in enumerate(self.results):
             out[row] = held[self.places[result]] if type(result) is int else result

@@ -1,5 +1,6 @@
-"""How layers are cut into stages of unequal numbers, and what each stage computes again: the slowest stage is as quick
-as it can be, and each fits its memory. A dynamic program over the first layers, a row for each stage."""
+"""The partition of layers into stages of unequal numbers, with a way to run each stage (such as what it recomputes):
+the slowest stage is as fast as possible, and each fits its memory. A dynamic program over the first layers, a row for
+each stage."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,40 +12,40 @@ from numpy.typing import NDArray
 
 def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: float = 0,
                sizes: Sequence[float] | None = None, room: Sequence[float] | None = None) -> tuple[int, ...] | None:
-    """Layers of each stage, one at least. `costs`: what each layer takes; `first` and `last`: what stands before and
-    behind them, on the first and the last stage. `sizes`: bytes of each layer; `room`: bytes that each stage has for
-    them. None where nothing fits.
+    """Return the layers of each stage, at least one each. `costs`: cost of each layer; `first` and `last`: cost of the
+    operations before all layers, on the first stage, and behind them, on the last. `sizes`: bytes of each layer;
+    `room`: bytes that each stage has for them. None if no partition fits.
 
         >>> cut_layers([1] * 8, 2, last=2), cut_layers([1] * 4, 2, room=[1, 3], sizes=[1] * 4)
         ((5, 3), (1, 3))"""
     way = LayerWays(costs, sizes if sizes is not None else [0.0] * len(costs))
-    found = cut_stages([[way]] * stages, room or [np.inf] * stages, first, last)
-    return None if found is None else found[0]
+    partition = cut_stages([[way]] * stages, room or [np.inf] * stages, first, last)
+    return None if partition is None else partition[0]
 
 
 class LayerWays(NamedTuple):
-    """One way to run layers on a stage: what each takes, and its bytes."""
-    costs: Sequence[float]
-    sizes: Sequence[float]
+    """One way to run layers on a stage."""
+    costs: Sequence[float]                                  # cost of each layer
+    sizes: Sequence[float]                                  # bytes of each layer
 
 
 def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first: float = 0,
                last: float = 0) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Layers of each stage, and which of the ways that it has runs them: the quickest that fits its room. None where
-    nothing fits.
+    """Return the layers of each stage, and the index of the way that runs them: the fastest that fits its room. None if
+    no partition fits.
 
         >>> fast, slow = LayerWays([1] * 4, [2] * 4), LayerWays([1.5] * 4, [1] * 4)
         >>> cut_stages([[fast, slow]] * 2, [3, 8])
-        ((1, 3), (0, 0))"""
+        ((2, 2), (1, 0))"""
     stages, count = len(ways), len(ways[0][0].costs)
     if stages > count: return None
-    inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]     # a stage of layers [from, to), to by row
+    inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]     # stages of layers [from, to); row: `to`
     best, froms, chosen = np.full(count + 1, np.inf), [], []
     best[0] = 0.0
-    for stage, own in enumerate(ways):
+    for stage, options in enumerate(ways):
         more = first * (stage == 0) + last * (stage == stages - 1)
         took = np.stack([np.where(inside & (sums_between(way.sizes) <= room[stage]), sums_between(way.costs), np.inf)
-                         for way in own])
+                         for way in options])
         ends = np.maximum(best[None], took.min(0) + more)
         froms.append(nearest_even(ends, stage, stages, count))
         chosen.append(took.argmin(0))
@@ -52,33 +53,34 @@ def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first
     if np.isinf(best[count]): return None
     cut = followed_back(froms, count)
     end = np.cumsum(cut)
-    return cut, tuple(int(own[to, to - n]) for own, to, n in zip(chosen, end, cut, strict=True))
+    return cut, tuple(int(choices[to, to - n]) for choices, to, n in zip(chosen, end, cut, strict=True))
 
 
 def sums_between(each: Sequence[float]) -> NDArray[np.float64]:
-    """The sum of those from one on, by column, up to another, by row."""
+    """Return the sums of consecutive numbers, from an index (by column) up to another (by row)."""
     total = sums_to(each)
-    found: NDArray[np.float64] = total[:, None] - total[None]
-    return found
+    sums: NDArray[np.float64] = total[:, None] - total[None]
+    return sums
 
 
 def sums_to(each: Sequence[float]) -> NDArray[np.float64]:
-    """How much the first 0, 1, 2, … are together."""
+    """Return the sums of the first 0, 1, 2, … numbers."""
     return np.concatenate([[0.0], np.cumsum(np.asarray(each, np.float64))])
 
 
 def nearest_even(ends: NDArray[np.float64], stage: int, stages: int, count: int) -> NDArray[np.intp]:
-    """For each end the start of its stage that is as quick as any; of equal ones the nearest to an even cut."""
+    """Return for each end the start of its stage that is fastest; of equally fast starts the nearest to an even
+    partition."""
     far = np.abs(np.arange(count + 1) - count * stage / stages)
     tied = ends <= ends.min(1, keepdims=True) * (1 + 1e-12)
-    found: NDArray[np.intp] = np.where(tied, far[None], np.inf).argmin(1)
-    return found
+    starts: NDArray[np.intp] = np.where(tied, far[None], np.inf).argmin(1)
+    return starts
 
 
 def followed_back(froms: Sequence[NDArray[np.intp]], count: int) -> tuple[int, ...]:
-    """Layers of each stage, from where each begins."""
-    found, end = list[int](), count
-    for each in reversed(froms):
-        found.append(end - int(each[end]))
-        end = int(each[end])
-    return tuple(reversed(found))
+    """Return the layers of each stage, from the best start of each stage for each end."""
+    layers, end = list[int](), count
+    for starts in reversed(froms):
+        layers.append(end - int(starts[end]))
+        end = int(starts[end])
+    return tuple(reversed(layers))

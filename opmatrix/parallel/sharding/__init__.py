@@ -1,1 +1,1 @@
-"""A term on a mesh: how its values lie, what its operations ask for, and what crosses between them."""
+"""A term on a mesh: the placement of its values, the demands of its operations, and the communication between them."""

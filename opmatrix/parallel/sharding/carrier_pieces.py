@@ -1,4 +1,4 @@
-"""Pieces of what ranks hold: an array, or each component of a carrier, along a dimension that is cut."""
+"""Pieces of the arrays that ranks hold: of an array, or of each component of a carrier, along a sharded dimension."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Carriers: TypeAlias = tuple[Numeric, ...]
 
 
 def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Numeric | Carriers:
-    """An array, or each component of a carrier, changed."""
+    """Apply a function to an array, or to each component of a carrier."""
     return tuple(map(change, x)) if isinstance(x, tuple) else change(x)
 
 
@@ -23,7 +23,8 @@ AXES = {"batch": 0, "heads": 1, "rows": 2, "cols": 3}
 
 
 def cut_piece(x: Numeric, state: Cut, unit: int, n: int, r: int) -> Numeric:
-    """What rank r of n holds of an array that is cut."""
+    """Return the piece of a sharded array that rank r of n holds. An array with one entry along the dimension is
+    returned whole if a unit has several."""
     axis = AXES[state.role]
     if x.shape[axis] == 1 and unit != 1: return x
     lo, hi = state.bounds(n, r, x.shape[axis] // unit)

@@ -1,5 +1,5 @@
-"""Which weights may be cut by columns: where what they give goes, column by column or head by head, to the next weight,
-which is then cut by rows. It is read off the lines of a term, so a gate, grouped keys or a missing projection change
+"""The weights that may be sharded by columns: their output goes, column by column or head by head, to a next weight,
+which is then sharded by rows. The lines of a term decide this, so a gate, grouped keys or a missing projection change
 it."""
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from opmatrix.algebra.term import Operator
 
 
 def divisible(matrix: Operator) -> bool:
-    """Whether columns of it can be left out: no whole number of it says which they are."""
-    return not any(type(each) is int or hasattr(each, "is_Symbol") for each in matrix.attributes)
+    """True if columns of the matrix can be left out: no whole number among its attributes refers to columns."""
+    return not any(type(attribute) is int or hasattr(attribute, "is_Symbol") for attribute in matrix.attributes)
 
 
 def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
-    """How a weight shall be cut, by the first pattern that its name fits."""
+    """Return the requested sharding of a weight, by the first pattern that its name fits; None if it fits no
+    pattern."""
     source = data.cut_of or data
     name = (source.base or source).name or ""
     return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
@@ -31,13 +32,14 @@ PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "s
 
 @dataclass(frozen=True)
 class Grain:
-    """Heads that a value's were split into; fewer than it has where groups share them."""
-    heads: LiveSize
-    shared: bool = False
+    """The heads that a value was split into; fewer than the value has if groups share them."""
+    heads: LiveSize                                         # number of heads
+    shared: bool = False                                    # groups of heads share them
 
 
 class Cuttable:
-    """For each line: whether its columns, or its heads, can stay cut until a weight merges them, and by which units."""
+    """An analysis of lines: if the columns or heads of each line can stay sharded until a weight merges them, and by
+    which units."""
     def __init__(self, lines: Sequence[Operation]) -> None:
         self.lines = lines
         self.readers: list[list[int]] = [[] for _ in lines]
@@ -55,77 +57,77 @@ class Cuttable:
             self.units[at] = self.demand(at)
 
     def own_heads(self, at: int) -> LiveSize | None:
-        """Heads that the columns of a line are split into."""
+        """Return the number of heads that the columns of a line are split into; None if they are not split."""
         for reader in self.readers[at]:
             line = self.lines[reader]
-            found = line.more[0] if line.op == "split" else self.own_heads(reader)
-            if found is not None: return found
+            heads = line.more[0] if line.op == "split" else self.own_heads(reader)
+            if heads is not None: return heads
         return None
 
     def gathers(self, line: Operation) -> bool:
-        """Whether it takes rows by a relation: columns pass."""
+        """True if the line takes rows by a relation, so that columns pass."""
         return line.op == "pick" or (line.op == "product" and self.lines[line.args[0]].op == "related")
 
     def spread(self, asked: Mapping[int, str]) -> dict[int, str]:
-        """How each weight is cut, where it is said of some of them: whatever columns or heads meet those of a weight
-        that is cut by columns, on the way to one that is cut by rows, is cut with it."""
-        found = dict(asked)
+        """Return the sharding of each weight, given that of some weights. Columns or heads that meet those of a weight
+        sharded by columns, on the way to a weight sharded by rows, are sharded with it."""
+        ways = dict(asked)
         for at, how in asked.items():
             start = self.lines[at].args[0] if how == "rows" else at
-            for each in self.together(start) if how in ("columns", "rows") or self.carry[at] else ():
-                line = self.lines[each]
-                if line.op == "act" and line.args and contracts(line.more[0]) and self.carry[each]:
-                    found.setdefault(each, "whole" if how == "whole" else "columns")
-        return found
+            for other in self.together(start) if how in ("columns", "rows") or self.carry[at] else ():
+                line = self.lines[other]
+                if line.op == "act" and line.args and contracts(line.more[0]) and self.carry[other]:
+                    ways.setdefault(other, "whole" if how == "whole" else "columns")
+        return ways
 
     def together(self, start: int) -> set[int]:
-        """The lines whose columns, or heads, are cut if those of one are."""
-        found, todo = set[int](), [start]
+        """Return the lines whose columns or heads are sharded if those of one line are."""
+        members, todo = set[int](), [start]
         while todo:
             at = todo.pop()
-            if at in found: continue
-            found.add(at)
+            if at in members: continue
+            members.add(at)
             line = self.lines[at]
             if not (line.op == "act" and contracts(line.more[0])):
                 todo += [arg for arg in line.args if self.carry[arg] and self.opened[arg]]
             if self.carry[at]:
                 todo += [r for r in self.readers[at] if self.carry[r]
                          and not (self.lines[r].op == "act" and contracts(self.lines[r].more[0]))]
-        return found
+        return members
 
     def headed(self, at: int) -> bool: return bool(self.lines[at].shape.heads != 1)
 
     def find_grain(self, line: Operation) -> Grain | None:
         if line.op == "split": return Grain(line.more[0])
-        found = [g for g in (self.grain[a] for a in line.args) if g]
-        if line.op == "repeat": return Grain(found[0].heads, True) if found else None
+        grains = [g for g in (self.grain[a] for a in line.args) if g]
+        if line.op == "repeat": return Grain(grains[0].heads, True) if grains else None
         if line.shape.heads == 1 and line.op != "join": return None
-        return next((g for g in found if g.shared), found[0] if found else None)
+        return next((g for g in grains if g.shared), grains[0] if grains else None)
 
     def opens(self, line: Operation) -> bool:
-        """Whether its columns, or heads, are those of weights that may be cut."""
+        """True if the columns or heads of the line come from weights that may be sharded."""
         if line.op == "act":
             matrix = line.more[0]
             if not line.args: return False
-            own = self.opened[line.args[0]]
-            return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else own
+            opened = self.opened[line.args[0]]
+            return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else opened
         if self.gathers(line): return self.opened[line.args[-1]]
         if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
         return line.op in PASSING and all(self.opened[a] for a in line.args)
 
     def passes(self, reader: Operation, at: int, of: int) -> bool:
-        """Whether a reader takes a line cut."""
+        """True if a reader can take a line sharded."""
         heads, on = self.headed(of), self.carry[at]
         if self.gathers(reader): return on and of == reader.args[-1]
         match reader.op:
             case "act":
                 matrix = reader.more[0]
                 if heads or matrix.entrywise or matrix.diagonal: return on
-                return contracts(matrix) and divisible(matrix) and not on       # of two in a row the second is cut
+                return contracts(matrix) and divisible(matrix) and not on       # shard the second of two
             case "add" | "mul":
                 other = next((a for a in reader.args if a != of), of)
                 beside = self.lines[other]
-                if not heads and self.lines[of].shape.cols == 1: return False       # it spreads, whatever the other is
+                if not heads and self.lines[of].shape.cols == 1: return False       # one column is broadcast
                 if beside.level or beside.shape.cols == 1: return on
                 if heads != self.headed(other): return on and heads
                 return on and self.opened[other]
@@ -137,10 +139,10 @@ class Cuttable:
         return False
 
     def demand(self, at: int) -> Grain | None:
-        """Units of which columns or heads may be cut: as many as every reader can take."""
+        """Return the units by which columns or heads may be sharded: as many as every reader can take."""
         if not self.carry[at]: return None
         wanted = [self.wanted(r) for r in self.readers[at]]
-        return next((each for each in wanted if each is not None), None)
+        return next((grain for grain in wanted if grain is not None), None)
 
     def wanted(self, reader: int) -> Grain | None:
         line = self.lines[reader]

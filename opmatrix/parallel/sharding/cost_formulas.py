@@ -1,5 +1,5 @@
-"""What steps cost, as formulas: operations, what crosses, what is stored and what is held at most. They are exact for
-any cut: `Piece` (opmatrix/parallel/sharding/axis_states.py) is what a rank holds."""
+"""The costs of steps as formulas: operations, communication, stored numbers and the peak of held numbers. They are
+exact for any sharding: `Piece` (opmatrix/parallel/sharding/axis_states.py) is the part that a rank holds."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,34 +22,32 @@ from opmatrix.parallel.sharding.moe_rows import AskedRows
 from opmatrix.parallel.sharding.placement import Placement, local
 from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, RankStep, last_reads
 
-CROSSED = "payload", "wire", "messages"                     # what of a crossing is a formula, and is counted
-PAIR = 2                                                    # ranks that merge all that both have
-RENAMED = ("kept",)                                         # steps whose value is the one that they read
+CROSSED = "payload", "wire", "messages"                     # fields of a crossing that are formulas and are counted
+PAIR = 2                                                    # group of two ranks, which both merge the whole value
+RENAMED = ("kept",)                                         # steps whose value is their operand itself
 
 
 class Crossing(NamedTuple):
-    """What one rank sends of an operation on an axis, in numbers or in bytes: `payload` is what it hands over, `wire`
-    what leaves it, `whole` the value that its group makes of them. `messages` are those of a ring, `supersteps` the
-    times that all wait for each other. `of`: values of a step, stored weights, or what a stage hands on."""
-    op: str
-    axis: str
-    payload: sympy.Expr
-    wire: sympy.Expr
-    whole: sympy.Expr
-    messages: sympy.Expr
-    supersteps: sympy.Expr
-    of: Literal["values", "weights", "stage"] = "values"
+    """The communication of one rank in an operation on an axis, in numbers or in bytes."""
+    op: str                                                 # collective or transfer, such as all_gather
+    axis: str                                               # name of the axis
+    payload: sympy.Expr                                     # handed over by the rank
+    wire: sympy.Expr                                        # leaves the rank
+    whole: sympy.Expr                                       # value that its group makes of the payloads
+    messages: sympy.Expr                                    # messages of a ring algorithm
+    supersteps: sympy.Expr                                  # times that all ranks wait for each other
+    of: Literal["values", "weights", "stage"] = "values"    # values of a step, stored weights, or a stage's output
 
     @property
     def name(self) -> str: return f"{self.op} over {self.axis}"
 
 
 NONE = sympy.Integer(0)
-StoredKey: TypeAlias = tuple[str, Placement]                # of an array, and how it lies
+StoredKey: TypeAlias = tuple[str, Placement]                # key of an array, and its placement
 
 
 class ByRank(sympy.Function):                               # type: ignore[misc]
-    """One of several expressions, by the coordinate of a rank."""
+    """One of several expressions, selected by the coordinate of a rank."""
     @classmethod
     def eval(cls, r: Any, *each: Any) -> Any:
         if len({*each}) == 1: return each[0]
@@ -57,19 +55,20 @@ class ByRank(sympy.Function):                               # type: ignore[misc]
 
 
 def on_rank(axis: Axis, e: LiveSize, r: LiveSize) -> sympy.Expr:
-    """An expression for another coordinate of an axis."""
+    """Return an expression for another coordinate of an axis."""
     return sympy.sympify(e).xreplace({axis.at: sympy.sympify(r)})
 
 
 class Booked:
-    """The formulas of steps on a mesh."""
+    """Formulas of the steps on a mesh."""
     def __init__(self, steps: Sequence[RankStep], mesh: Mesh, out: int) -> None:
         self.steps, self.mesh, self.out = steps, mesh, out
         self.held_dims = [local(step.dims, step.placement, mesh) for step in steps]
         self.asked = AskedRows(steps, self.held_dims, mesh, ByRank)
 
     def numbers(self, at: int) -> sympy.Expr:
-        """Numbers that a rank holds of a value: of one-hot rows a number each, of a part the carrier."""
+        """Return the numbers that a rank holds of a value: one a row for one-hot rows, the carrier for a partial
+        value."""
         step, dims = self.steps[at], self.held_dims[at]
         if step.selects: return sympy.sympify(dims.batch * dims.rows)
         if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
@@ -77,8 +76,8 @@ class Booked:
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
-        """Entries that a rank holds of a relation, of one sequence where it is within sequences. By rows it is held as
-        where each row begins, and a column and a number an entry."""
+        """Return the entries that a rank holds of a relation (of one sequence if it is within sequences). They are
+        stored by rows: the start of each row, and a column and a number for each entry."""
         step, dims = self.steps[at], self.held_dims[at]
         if step.more[0].pooled: return sympy.sympify(dims.rows * dims.cols)
         return HeldEntries.at(step.more[0], *((state.role, self.mesh.axes[k].ranks, self.mesh.axes[k].at)
@@ -92,27 +91,27 @@ class Booked:
         return dims
 
     def flops(self, at: int) -> sympy.Expr:
-        """Multiplications and additions of the products of a step."""
+        """Return the multiplications and additions of the products of a step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_flops(at)
         if step.op == "answer": return self.asked.flops(at)
         if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
         if not step.args or step.op not in ("act", "product"): return NONE
-        x, own = self.held_dims[step.args[0]], self.held_dims[at]
+        x, result = self.held_dims[step.args[0]], self.held_dims[at]
         if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return NONE
-        cols = own.cols if step.op == "act" else self.held_dims[step.args[1]].cols
+        cols = result.cols if step.op == "act" else self.held_dims[step.args[1]].cols
         if self.steps[step.args[0]].op == "related":
-            return sympy.sympify(2 * own.batch * own.heads * self.entries(step.args[0]) * cols)
-        return sympy.sympify(2 * own.batch * own.heads * own.rows * x.cols * cols)
+            return sympy.sympify(2 * result.batch * result.heads * self.entries(step.args[0]) * cols)
+        return sympy.sympify(2 * result.batch * result.heads * result.rows * x.cols * cols)
 
     def entry_scores(self, at: int) -> sympy.Expr:
-        """The scores of the entries that a rank has, of all heads."""
+        """Return the number of scores of the entries that a rank has, over all heads."""
         q, k, _, entries = self.steps[at].args[:4]
         heads = self.held_dims[q if self.steps[q].dims.heads != 1 else k].heads
         return sympy.sympify(self.held_dims[at].batch * heads) * self.entries(entries)
 
     def entry_columns(self, at: int) -> sympy.Expr:
-        """Columns of queries and of values, which each entry multiplies."""
+        """Return the columns of queries plus the columns of values, which each entry multiplies."""
         return sympy.sympify(sum(self.held_dims[a].cols for a in (self.steps[at].args[0], self.steps[at].args[2])))
 
     def ring_flops(self, at: int) -> sympy.Expr:
@@ -121,7 +120,7 @@ class Booked:
         return sympy.sympify(2 * q.batch * q.heads * q.rows * (q.cols + v.cols)) * self.keys_seen(at)
 
     def keys_seen(self, at: int) -> sympy.Expr:
-        """Keys of the blocks that a rank sees."""
+        """Return the number of keys in the blocks that a rank sees."""
         axis, where, whole = self.ring_of(self.steps[at])
         if not isinstance(axis.ranks, int): return sympy.sympify(self.all_seen(axis, where, whole))
         seen = seen_blocks(where, whole, axis.ranks)
@@ -129,20 +128,20 @@ class Booked:
                                  for row in seen))
 
     def ring_of(self, step: RankStep) -> tuple[Axis, Any, LiveSize]:
-        """The axis of a ring, its pattern and the keys that go round in it."""
+        """Return the axis of a ring, its pattern, and the number of keys that go round in it."""
         cut = self.steps[step.args[0]].placement.on(step.more[0])
         assert isinstance(cut, Cut)
         return self.mesh.axes[step.more[0]], step.where, cut.units
 
     @staticmethod
     def all_seen(axis: Axis, where: Any, whole: LiveSize) -> LiveSize:
-        """All keys. Raises InputError where ranks are a symbol and a rank does not see all."""
+        """Return the number of all keys. Raises InputError if ranks are a symbol and a rank does not see all keys."""
         if sees_all(where): return whole
         raise InputError(f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give "
                          f"the ranks of {axis.name} as a number")
 
     def crossing(self, at: int) -> Crossing | None:
-        """What a step sends; None for one that stays."""
+        """Return the communication of a step; None for a local step."""
         step = self.steps[at]
         if step.op == "ring": return self.ring_crossing(at)
         if step.op in ASKED: return self.rows_crossing(at)
@@ -152,7 +151,7 @@ class Booked:
         before = self.steps[step.args[0]]
         handed = sympy.sympify(self.carrier(before.placement, self.held_dims[step.args[0]]).numbers)
         if isinstance(state, Needed): return self.halo_crossing(at, axis, state)
-        kept = self.stays(before, k, state)
+        retained = self.stays(before, k, state)
         match step.why:
             case "all_gather":
                 whole = self.numbers(at)
@@ -160,18 +159,20 @@ class Booked:
             case "all_reduce":
                 return all_reduced(axis.name, handed, piece(handed, axis.ranks, axis.at), n)
             case "reduce_scatter":
-                return Crossing("reduce_scatter", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
-        return Crossing("all_to_all", axis.name, handed, handed - kept, handed, n - 1, sympy.Integer(1))
+                return Crossing("reduce_scatter", axis.name, handed, handed - retained, handed, n - 1, sympy.Integer(1))
+        return Crossing("all_to_all", axis.name, handed, handed - retained, handed, n - 1, sympy.Integer(1))
 
     def rows_crossing(self, at: int) -> Crossing | None:
-        """Rows to nodes or to the experts that they ask, or answers to who asked."""
-        found, axis = self.asked.exchanged(at), self.mesh.experts
-        if found is None or axis is None: return None
+        """Return the communication of rows to their nodes or experts, or of answers to the senders; None if all experts
+        are local."""
+        amounts, axis = self.asked.exchanged(at), self.mesh.experts
+        if amounts is None or axis is None: return None
         op = "visit" if self.steps[at].op in ("visit", "leave") else "all_to_all"
-        return Crossing(op, axis.name, *found, self.asked.meeting(at) - 1, sympy.Integer(1))
+        return Crossing(op, axis.name, *amounts, self.asked.meeting(at) - 1, sympy.Integer(1))
 
     def halo_crossing(self, at: int, axis: Axis, state: Needed) -> Crossing:
-        """To each rank the rows that its entries name, and to none where they name none."""
+        """Return the communication of a halo: each rank receives the rows that its entries name, and no message if they
+        name none."""
         dims = self.held_dims[self.steps[at].args[0]]
         slicing = HALO_ROWS, axis.ranks, axis.at
         sent = SentRows.at(state.relation, slicing) * dims.batch * dims.heads * dims.cols
@@ -179,13 +180,14 @@ class Booked:
                         Receivers.at(state.relation, slicing), sympy.Integer(1))
 
     def stays(self, step: RankStep, k: int, state: AxisState) -> sympy.Expr:
-        """Numbers of what a rank hands over that it keeps."""
+        """Return the part of a rank's payload that it retains itself, in numbers."""
         if not isinstance(state, Cut): return NONE
         dims = local(step.dims, Placement((*step.placement.cuts, (k, state))), self.mesh)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def ring_crossing(self, at: int) -> Crossing:
-        """Keys and values of a block, as they were before heads were repeated, go on as long as somebody sees them."""
+        """Return the communication of a ring: keys and values of a block, before heads are repeated, go on as long as a
+        later rank sees them."""
         axis, where, whole = self.ring_of(self.steps[at])
         block, n = self.block(at), axis.ranks
         every = block.xreplace({sympy.sympify(piece(whole, n, axis.at)): sympy.sympify(whole)})
@@ -199,23 +201,24 @@ class Booked:
         return Crossing("send", axis.name, sent, sent, every, messages, sympy.sympify(n) - 1)
 
     def block(self, at: int) -> sympy.Expr:
-        """Numbers of the keys and values that a rank begins with."""
+        """Return the numbers of the keys and values that a rank begins with."""
         return add_up(self.numbers(a) for a in {*self.steps[at].args[3:5]})
 
     def crossings(self) -> Iterator[Crossing]:
-        return (found for at in range(len(self.steps)) if (found := self.crossing(at)) is not None)
+        return (crossing for at in range(len(self.steps)) if (crossing := self.crossing(at)) is not None)
 
     def stored(self) -> dict[StoredKey, tuple[Data, Dims]]:
-        """What a rank stores of each array, once however often it is read, and turned or not; single numbers are
-        none."""
-        found: dict[StoredKey, tuple[Data, Dims]] = {}
+        """Return the arrays that a rank stores, with their local sizes, by key: each array once, however often it is
+        read, transposed or not. Single numbers are left out."""
+        arrays: dict[StoredKey, tuple[Data, Dims]] = {}
         for key, data, step in stored_arrays(self.steps):
-            if (dims := stored_dims(data)).numbers != 1: found[key] = data, local(dims, step.stored, self.mesh)
-        return found
+            if (dims := stored_dims(data)).numbers != 1: arrays[key] = data, local(dims, step.stored, self.mesh)
+        return arrays
 
     def held(self, to_end: Iterable[int] = ()) -> Iterator[sympy.Expr]:
-        """Numbers that are held while each step runs: what is read later, what it reads, what it makes. `to_end`: steps
-        beside the result whose values are held until all have run. What is kept is no copy of what was computed."""
+        """Yield the numbers that are held while each step runs: values that are read later, its operands and its
+        result. `to_end`: steps beside the result whose values are held until all steps have run. A saved value is the
+        computed value, and no copy of it."""
         lasts, now = last_reads(self.steps, self.out, *to_end), NONE
         ending: dict[int, list[int]] = {}
         for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
@@ -227,7 +230,8 @@ class Booked:
             now -= add_up(map(self.numbers, over))
 
     def ring_room(self, at: int) -> sympy.Expr:
-        """Beside its operands a ring holds a carrier, and the block that came with its scores."""
+        """Return the numbers that a ring holds beside its operands: a carrier, and the visiting block with its
+        scores."""
         step, block = self.steps[at], self.block(at)
         axis, where, whole = self.ring_of(step)
         q, v = (self.held_dims[a] for a in (step.args[0], step.args[2]))
@@ -241,8 +245,8 @@ class Booked:
 
 
 def all_reduced(axis: str, numbers: sympy.Expr, own: sympy.Expr, ranks: LiveSize) -> Crossing:
-    """A sum over ranks, of each of which one merges a piece, its `own`, and gives it to all. Two ranks give each other
-    all at once, which is as much as two halves, and merge it both."""
+    """Return the communication of an all-reduce, in which each rank merges one piece, its `own`, and gives it to all.
+    Two ranks give each other all numbers at once, which is as much as two halves, and both merge them."""
     if ranks == PAIR: return Crossing("all_reduce", axis, numbers, numbers, numbers, sympy.Integer(1), sympy.Integer(1))
     return Crossing("all_reduce", axis, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
                     sympy.Integer(2))
@@ -251,7 +255,7 @@ def all_reduced(axis: str, numbers: sympy.Expr, own: sympy.Expr, ranks: LiveSize
 def asked_room(booked: Booked, at: int) -> sympy.Expr: return booked.asked.room(at)
 
 
-ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores,          # what a step holds beside operands and value
+ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores,          # numbers beside operands and value of a step
             **dict.fromkeys(ASKED, asked_room))
 
 
@@ -259,16 +263,17 @@ def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify
 
 
 def gathers(arrays: Sequence[LiveSize], axes: Iterable[Axis]) -> Iterator[Crossing]:
-    """How arrays of so many numbers that axes store in pieces become whole on a rank, the nearest axis first."""
+    """Yield the all-gathers that make arrays of these sizes whole on a rank, if axes store them in pieces; the nearest
+    axis first."""
     for axis in axes if arrays else ():
-        whole, arrays = add_up(arrays), [piece(each, axis.ranks, axis.at) for each in arrays]
-        own = add_up(arrays)
-        yield Crossing("all_gather", axis.name, own, whole - own, whole, sympy.sympify(axis.ranks) - 1,
+        whole, arrays = add_up(arrays), [piece(numbers, axis.ranks, axis.at) for numbers in arrays]
+        stored = add_up(arrays)
+        yield Crossing("all_gather", axis.name, stored, whole - stored, whole, sympy.sympify(axis.ranks) - 1,
                        sympy.Integer(1), "weights")
 
 
 def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:
-    """Every array that steps read, by what it is stored as, with the step, which may be one of an expert."""
+    """Yield every array that steps read: its storage key, the array and the step, which may be a step of an expert."""
     for step in steps:
         if step.op == "answer": yield from stored_arrays(step.more[0])
         for data in step.more[0].args if step.op == "act" else ():
@@ -276,12 +281,12 @@ def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, 
 
 
 def stored_key(data: Data, stored: Placement) -> StoredKey:
-    """What is stored once: an array, however it is turned, and how it lies."""
+    """Return the identity of a stored array: the key of the array before any transpose, and its placement."""
     if data.base is None: return data.key, stored
     return data.base.key, stored.turned(TURNED_ROLES)
 
 
 def stored_dims(data: Data) -> Dims:
-    """Heads x rows x columns of an array of a model."""
+    """Return the heads x rows x columns of an array of a model."""
     shape = (1, 1, 1, *data.shape)
     return Dims(1, prod(shape[:-2], start=1), shape[-2], shape[-1])

@@ -1,5 +1,5 @@
-"""A model as a chain: what x goes through, one factor after the other, of which many are alike. Those are split once.
-Layers begin where rows are mixed, and stages of a pipeline are runs of layers."""
+"""A model as a chain: the factors that x goes through, many of which are alike and are split once. A layer begins at a
+factor that mixes rows, and a stage of a pipeline is a run of layers."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,35 +21,35 @@ from opmatrix.parallel.sharding.carrying import Cuttable, asked_of
 
 
 class Factor(NamedTuple):
-    """One factor of a model: its term, what it looks like without the names of its arrays, and these arrays."""
-    term: Operator
-    signature: tuple[Any, ...]
-    arrays: tuple[Data, ...]
+    """One factor of a model."""
+    term: Operator                                          # its operator
+    signature: tuple[Any, ...]                              # its nodes, without the names of its arrays
+    arrays: tuple[Data, ...]                                # its arrays, in order
 
 
 def chain(model: Operator, cuts: Mapping[str, str] | None = None) -> list[Factor]:
-    """The factors of a model, from its input on; those whose columns one hands to the next cut are one, but where
-    `cuts` say how the next is cut."""
-    own, found, at = [Factor(term, *signature_of(term)) for term in factors(model)], list[Factor](), 0
+    """Return the factors of a model, from its input on. Factors that hand sharded columns to the next are joined into
+    one, unless `cuts` declare the sharding of the next."""
+    singles, links, at = [Factor(term, *signature_of(term)) for term in factors(model)], list[Factor](), 0
     known: dict[tuple[Any, ...], bool] = {}
-    while at < len(own):
-        end = carried_on(own, at, known, cuts or {})
-        found.append(own[at] if end == at + 1 else joined(own[at:end]))
+    while at < len(singles):
+        end = carried_on(singles, at, known, cuts or {})
+        links.append(singles[at] if end == at + 1 else joined(singles[at:end]))
         at = end
-    return found
+    return links
 
 
 def joined(own: Sequence[Factor]) -> Factor:
-    term = reduce(matmul, (each.term for each in own))
+    term = reduce(matmul, (factor.term for factor in own))
     return Factor(term, *signature_of(term))
 
 
 def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool], cuts: Mapping[str, str]) -> int:
-    """Behind which factor the columns that one gives are merged by a weight, where what lies between passes them on;
-    the next one where they are not."""
+    """Return the end of the run of factors from `at` on in which a weight merges the columns that the first one gives,
+    and the factors between pass them on; at + 1 if there is none."""
     for end in range(at + 2, len(own) + 1):
         if any(asked_of(data, cuts) for data in own[end - 1].arrays): break
-        key = tuple(each.signature for each in own[at:end])
+        key = tuple(factor.signature for factor in own[at:end])
         if key not in known: known[key] = carries(own[at:end])
         if known[key]: return end
         last = own[end - 1].term
@@ -58,7 +58,7 @@ def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool
 
 
 def carries(own: Sequence[Factor]) -> bool:
-    """Whether columns of a weight of the first of some factors can be cut for the others, and not for it alone."""
+    """True if columns of a weight of the first factor can be sharded only together with the other factors."""
     both = joined(own).term
     x = Shape(1 if both.into.heads is H else both.into.heads, both.into.rows, both.into.cols)
     alone, together = (Cuttable(trace(term, x)[0]) for term in (own[0].term, both))
@@ -67,48 +67,48 @@ def carries(own: Sequence[Factor]) -> bool:
 
 
 def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
-    """The nodes of a term with shapes in place of arrays, and the arrays in order."""
+    """Return the nodes of a term with shapes in place of arrays, and the arrays in order."""
     places, nodes, arrays = dict[Operator, int](), list[Any](), list[Data]()
     for node in term.walk():
         places[node] = len(places)
         attributes = []
-        for each in node.attributes:
-            if isinstance(each, Data):
-                arrays.append(each.base or each)
-                single = None if isinstance(each, Promised) or prod(each.shape) != 1 else each.array.item()
+        for entry in node.attributes:
+            if isinstance(entry, Data):
+                arrays.append(entry.base or entry)
+                single = None if isinstance(entry, Promised) or prod(entry.shape) != 1 else entry.array.item()
                 first = arrays.index(arrays[-1])            # equal arrays are stored once
-                attributes.append(("array", each.shape, each.base is not None, single, first))
-            else: attributes.append(each)
+                attributes.append(("array", entry.shape, entry.base is not None, single, first))
+            else: attributes.append(entry)
         nodes.append((node.kind, tuple(places[c] for c in node.children), tuple(attributes)))
     return tuple(nodes), tuple(arrays)
 
 
 def mixes(term: Operator) -> bool:
-    """Whether rows of x meet each other in it."""
+    """True if the term combines different rows of x."""
     return any(node.kind.name == "product" and not all(c.constant for c in node.children) for node in term.walk())
 
 
 def layers(model: Sequence[Factor]) -> list[tuple[int, int]]:
-    """From which factor to which each layer is: from one that mixes rows up to the next. The last is as long as the one
-    before it, and what is left belongs to no layer."""
+    """Return the first factor and the end of each layer: it runs from a factor that mixes rows to the next such factor.
+    The last layer is as long as the one before it; factors behind it belong to no layer."""
     starts = [at for at, factor in enumerate(model) if mixes(factor.term)]
-    found = [*pairwise([*starts, len(model)])]
-    if len(found) > 1:
-        lo, hi = found[-1]
-        found[-1] = lo, min(hi, lo + found[-2][1] - found[-2][0])
-    return found
+    spans = [*pairwise([*starts, len(model)])]
+    if len(spans) > 1:
+        lo, hi = spans[-1]
+        spans[-1] = lo, min(hi, lo + spans[-2][1] - spans[-2][0])
+    return spans
 
 
 def cut_stages(model: Sequence[Factor], count: int, given: Sequence[int] | None = None) -> list[tuple[int, int]]:
-    """From which factor to which each stage is: as many layers each, the first ones one more, or as many as are given;
-    what comes before the first layer is of the first stage, what comes behind the last of the last. Raises InputError
-    for more stages than layers."""
+    """Return the first factor and the end of each stage. Stages have equally many layers, the first ones one more, or
+    the `given` numbers of layers. Factors before the first layer belong to the first stage, factors behind the last
+    layer to the last. Raises InputError for more stages than layers, and for given numbers that do not fit."""
     if count == 1 and given is None: return [(0, len(model))]
-    found = layers(model)
-    if given is not None and (len(given) != count or sum(given) != len(found) or min(given) < 1):
-        raise InputError(f"stages {[*given]}: give {count} numbers of layers, each from 1 on, {len(found)} in all")
-    if count > len(found):
-        raise InputError(f"mesh: {count} stages of {len(found)} layers: at most {len(found)} stages, of a layer each")
-    ends = [*accumulate(given)] if given else [hi for _, hi in all_bounds(len(found), count)]
-    cuts = [0, *(found[end][0] for end in ends[:-1]), len(model)]
+    spans = layers(model)
+    if given is not None and (len(given) != count or sum(given) != len(spans) or min(given) < 1):
+        raise InputError(f"stages {[*given]}: give {count} numbers of layers, each from 1 on, {len(spans)} in all")
+    if count > len(spans):
+        raise InputError(f"mesh: {count} stages of {len(spans)} layers: at most {len(spans)} stages, of a layer each")
+    ends = [*accumulate(given)] if given else [hi for _, hi in all_bounds(len(spans), count)]
+    cuts = [0, *(spans[end][0] for end in ends[:-1]), len(model)]
     return [*pairwise(cuts)]

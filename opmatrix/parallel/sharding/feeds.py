@@ -1,4 +1,5 @@
-"""What a batch of sequences of one length gives to a rank: rows of tokens, positions and kinds, inputs, relations."""
+"""The inputs that a rank gets from a batch of sequences of one length: rows of tokens, positions and kinds, inputs,
+relations."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -16,32 +17,30 @@ from opmatrix.algebra.data import Numeric
 
 
 class OneHot(NamedTuple):
-    """Rows that select, as numbers: sequences x rows of columns `lo` to `hi` of all that may be selected."""
+    """One-hot rows as ids, sequences x rows, of columns `lo` to `hi` of all columns that can be selected."""
     ids: NDArray[np.int64]
     lo: int
     hi: int
 
     @property
     def rows(self) -> Numeric:
-        """As a matrix, with a row of zeros for what other ranks select."""
-        found: Numeric = (self.ids[:, None, :, None] == np.arange(self.lo, self.hi)).astype(np.float64)
-        return found
+        """The rows as a matrix, with zeros for rows that select a column of another rank."""
+        matrix: Numeric = (self.ids[:, None, :, None] == np.arange(self.lo, self.hi)).astype(np.float64)
+        return matrix
 
 
 @dataclass(frozen=True)
 class Feed:
-    """`x`: what a term is read at, sequences x rows x columns, or sequences x rows of token ids. `fields`: ids by the
-    names of fields, positions counted from 0 unless they are there. `inputs`: heads x rows x columns by name.
-    `relations`: matrices by name, of scipy or arrays whose zeros are absent. `even`: rows ask experts in turn, whatever
-    their gates say, so that every expert is asked as often; what comes out is then no model's."""
-    x: Numeric
-    fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    inputs: Mapping[str, Numeric] = field(default_factory=dict)
-    relations: Mapping[str, object] = field(default_factory=dict)
-    even: bool = False
+    """The inputs of a batch. A relation is a scipy matrix, or an array whose zeros are absent entries. With `even`
+    routing each expert gets equally many rows, and the output is that of no model."""
+    x: Numeric                                              # sequences x rows x columns, or sequences x rows of ids
+    fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # ids by field; default positions 0, 1, ...
+    inputs: Mapping[str, Numeric] = field(default_factory=dict)  # heads x rows x columns by name
+    relations: Mapping[str, object] = field(default_factory=dict)  # matrices by name
+    even: bool = False                                      # route rows to experts in turn, whatever their gates are
 
     def ids(self, name: str) -> NDArray[np.int64]:
-        """Sequences x rows of a field."""
+        """Return the ids of a field, sequences x rows."""
         batch, rows = self.x.shape[:2]
         if name in self.fields: return self.fields[name]
         if name == "tokens": return self.x
@@ -49,22 +48,24 @@ class Feed:
 
     @cached_property
     def sparse(self) -> dict[str, Sparse]:
-        """All relations, by rows; those within sequences are of one sequence, which are alike."""
-        own = {name: of_sentences(name, np.array([0, self.x.shape[1]])) for name in GIVEN}
-        return own | {name: Sparse.of(each, f"Feed: relation {name!r}") for name, each in self.relations.items()}
+        """All relations, by rows. A relation within sequences is stored for one sequence, because sequences are
+        alike."""
+        usual = {name: of_sentences(name, np.array([0, self.x.shape[1]])) for name in GIVEN}
+        return usual | {name: Sparse.of(matrix, f"Feed: relation {name!r}") for name, matrix in self.relations.items()}
 
     def relation(self, relation: Relation, shape: tuple[int, int]) -> Sparse:
-        """The entries of a relation. Raises InputError where there is none of the name, or one of another shape."""
+        """Return the entries of a relation. Raises InputError if the feed has no relation of the name, or one of
+        another shape."""
         if relation.name not in self.sparse:
             raise InputError(f"relation {relation}: the feed gives none of this name: Feed(.., relations={{name: "
                              "matrix})")
-        found = self.sparse[relation.name]
-        if found.shape != shape:
-            raise InputError(f"relation {relation}: the feed's is {found.shape[0]} × {found.shape[1]}, and the plan is "
-                             f"for {shape[0]} × {shape[1]}")
-        return found
+        sparse = self.sparse[relation.name]
+        if sparse.shape != shape:
+            raise InputError(f"relation {relation}: the feed's is {sparse.shape[0]} × {sparse.shape[1]}, and the plan "
+                             f"is for {shape[0]} × {shape[1]}")
+        return sparse
 
 
 def window(dims: Dims, at: Mapping[Role, tuple[int, int]]) -> tuple[slice, ...]:
-    """Slices of sequences x heads x rows x columns."""
+    """Return the slices of sequences x heads x rows x columns."""
     return tuple(slice(*at.get(role, (0, int(size)))) for role, size in zip(ROLES, dims, strict=True))

@@ -1,5 +1,5 @@
-"""What a relation gives each rank, as numbers in formulas: its entries, the rows that they name, the rows that are sent
-for them. They are sizes with names until a relation says how many they are."""
+"""Numbers that a relation determines on each rank, as symbols in formulas: its entries, the rows that they name, the
+rows that are sent for them. They stay symbols until the relation is known."""
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -15,12 +15,13 @@ from opmatrix.algebra.batch.relations import Relation, Sparse
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.parallel.sharding.axis_states import bounds
 
-Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # of rows or cols, between so many ranks, at a coordinate
+Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # rows or cols, number of ranks, coordinate
 HALO_ROWS, COLS = "rows", "cols"
 
 
 class FromRelation(sympy.Function):                          # type: ignore[misc]
-    """A number that a relation gives a rank: the relation's name, and how it is cut, the outermost cut first."""
+    """A number that a relation determines on a rank: the relation's name, and how it is sharded, the outermost axis
+    first."""
     is_integer, is_nonnegative = True, True
     word: ClassVar[str]
 
@@ -34,16 +35,16 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
     def slicings(self) -> list[Slicing]: return [(str(role), n, r) for role, n, r in self.args[1:]]
     @property
     def placed(self) -> bool:
-        """Whether it is of one rank, not of any."""
-        return all(isinstance(each, sympy.Integer) for _, n, r in self.slicings for each in (n, r))
+        """True if it is the number of one concrete rank."""
+        return all(isinstance(number, sympy.Integer) for _, n, r in self.slicings for number in (n, r))
 
     @abstractmethod
     def count(self, whole: Sparse) -> int:
-        """How many it is. Each kind of number says so."""
+        """Return the number for a concrete relation. Subclasses implement it."""
 
     @property
     def name(self) -> str:
-        """Its name where it is of the busiest rank: the word, the relation, the axes that cut it."""
+        """Its name as a number of the busiest rank: the word, the relation, the axes that shard it."""
         return "_".join([self.word, self.relation, *(str(r).removeprefix("r_") for _, _, r in self.slicings)])
 
     def _sympystr(self, printer: object) -> str:
@@ -55,13 +56,13 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
 
 
 class HeldEntries(FromRelation):
-    """The entries of a relation that a rank has."""
+    """The number of entries of a relation that a rank has."""
     word = "entries"
     def count(self, whole: Sparse) -> int: return len(part_of_relation(whole, *windows(whole, self.slicings)).at)
 
 
 class NamedRows(FromRelation):
-    """The rows that the entries of a rank name, each once, its own ones too."""
+    """The number of distinct rows that the entries of a rank name, including its own rows."""
     word = "named"
     def count(self, whole: Sparse) -> int:
         [(_, n, r)] = self.slicings
@@ -69,55 +70,55 @@ class NamedRows(FromRelation):
 
 
 class SentRows(FromRelation):
-    """The rows of a rank that the entries of others name, once for each rank that they go to."""
+    """The number of rows of a rank that the entries of other ranks name, once for each receiving rank."""
     word = "halo"
     def count(self, whole: Sparse) -> int: return sum(map(len, self.sent(whole)))
 
     def sent(self, whole: Sparse) -> list[NDArray[np.int64]]:
-        """The rows that go to each other rank."""
+        """Return the rows that go to each other rank."""
         [(_, n, r)] = self.slicings
         return [own_rows(whole, int(n), q, int(r)) for q in range(int(n)) if q != r]
 
 
 class Receivers(SentRows):
-    """The ranks to which a rank sends any row."""
+    """The number of ranks to which a rank sends any row."""
     word = "neighbours"
-    def count(self, whole: Sparse) -> int: return sum(len(each) > 0 for each in self.sent(whole))
+    def count(self, whole: Sparse) -> int: return sum(len(rows) > 0 for rows in self.sent(whole))
 
 
 def windows(whole: Sparse, slicings: Sequence[Slicing]) -> tuple[Bounds, Bounds]:
-    """From which row to which, and from which column to which, a rank has of a relation."""
-    found = {HALO_ROWS: (0, whole.shape[0]), COLS: (0, whole.shape[1])}
+    """Return the range of rows and the range of columns that a rank has of a relation."""
+    ranges = {HALO_ROWS: (0, whole.shape[0]), COLS: (0, whole.shape[1])}
     for role, n, r in slicings:
-        lo, hi = found[role]
+        lo, hi = ranges[role]
         first, last = bounds(hi - lo, int(n), int(r))
-        found[role] = lo + first, lo + last
-    return found[HALO_ROWS], found[COLS]
+        ranges[role] = lo + first, lo + last
+    return ranges[HALO_ROWS], ranges[COLS]
 
 
 def part_of_relation(whole: Sparse, rows: Bounds, cols: Bounds) -> Sparse:
-    """Some rows of a relation, and of their entries those within some columns, which keep their numbers."""
+    """Return some rows of a relation, with their entries within some columns. Entries keep their column numbers."""
     counts = np.diff(whole.starts)[slice(*rows)]
     lo, hi = whole.starts[rows[0]], whole.starts[rows[1]]
     inside = (whole.at[lo:hi] >= cols[0]) & (whole.at[lo:hi] < cols[1])
-    own = np.repeat(np.arange(len(counts)), counts)[inside]
-    starts = np.searchsorted(own, np.arange(len(counts) + 1)).astype(np.int64)
+    row_of_entry = np.repeat(np.arange(len(counts)), counts)[inside]
+    starts = np.searchsorted(row_of_entry, np.arange(len(counts) + 1)).astype(np.int64)
     return Sparse(starts, whole.at[lo:hi][inside], whole.numbers[lo:hi][inside], (len(counts), whole.shape[1]))
 
 
 def named_rows(whole: Sparse, n: int, r: int) -> NDArray[np.int64]:
-    """The columns that have an entry in the rows of rank r of n, ascending."""
+    """Return the columns that have an entry in the rows of rank r of n, ascending."""
     lo, hi = bounds(whole.shape[0], n, r)
     return np.unique(whole.at[whole.starts[lo]:whole.starts[hi]])
 
 
 def own_rows(whole: Sparse, n: int, q: int, r: int) -> NDArray[np.int64]:
-    """Rows that the entries of rank q name and rank r holds."""
+    """Return the rows that the entries of rank q name and rank r holds."""
     lo, hi = bounds(whole.shape[1], n, r)
     wanted = named_rows(whole, n, q)
     return wanted[(wanted >= lo) & (wanted < hi)]
 
 
 def nameless(e: sympy.Expr) -> sympy.Expr:
-    """With a plain symbol for each number that a relation gives: that of its busiest rank."""
-    return e.xreplace({each: sympy.Symbol(each.name, integer=True, nonnegative=True) for each in e.atoms(FromRelation)})
+    """Return the formula with a plain symbol for each number that a relation determines: that of its busiest rank."""
+    return e.xreplace({size: sympy.Symbol(size.name, integer=True, nonnegative=True) for size in e.atoms(FromRelation)})

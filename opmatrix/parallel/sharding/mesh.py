@@ -1,5 +1,5 @@
-"""A mesh of ranks: axes with a name, a number of ranks and a strategy each. A strategy says how values lie between the
-operators, and what is cut; what crosses follows."""
+"""A mesh of ranks: axes, each with a name, a number of ranks and a strategy. A strategy declares how values between
+operators are placed, and which dimensions and weights are sharded; the communication follows."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,31 +21,28 @@ Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one axis of a mesh splits a model.
+    """The way in which one axis of a mesh splits a model.
 
-    `home`: the dimension along which values between operators are cut, None for whole ones. `weights`: weights are cut
-    by columns and rows in turns (Shoeybi et al. 2019). `vocabulary`: tables are cut by rows of tokens, heads of the
-    vocabulary by columns. `mixing`: how attention meets rows that are cut: keys go round in a ring (Liu et al. 2023),
-    rows change with heads (Jacobs et al. 2023, Ulysses), keys stay and queries come (each rank merges a carrier), keys
-    are gathered. `layers`: stages of layers, one after the other. `stored`: what is stored once over the axis: 1
-    optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et al. 2020, ZeRO). `by_hand`: only weights that are
-    named are cut, and those that follow from them. `experts`: experts lie on it; "cut": an axis by tensor cuts each of
-    them further; "whole": none does, and they lie over that axis, too."""
-    name: str
-    home: Role | None = None
-    weights: bool = False
-    vocabulary: bool = False
-    mixing: Mixing | None = None
-    layers: bool = False
-    stored: int = 0
-    by_hand: bool = False
-    experts: Literal["cut", "whole"] | None = None
+    `mixing`: "ring" sends keys round in a ring (Liu et al. 2023), "heads" exchanges rows for heads (Jacobs et al. 2023,
+    Ulysses), "keys" keeps keys in place and sends queries (each rank merges a carrier), "gathered" gathers keys.
+    `stored`: the state that is stored once over the axis: 1 optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et
+    al. 2020, ZeRO). `experts`: the axis places experts; with "cut" a tensor axis shards each expert further, with
+    "whole" it does not, and experts are placed over that axis, too."""
+    name: str                                               # its name, such as tensor
+    home: Role | None = None                                # sharded dimension of values between operators, if any
+    weights: bool = False                                   # weights by columns, then rows (Shoeybi et al. 2019)
+    vocabulary: bool = False                                # tables by rows, heads of the vocabulary by columns
+    mixing: Mixing | None = None                            # how attention meets sharded rows
+    layers: bool = False                                    # pipeline stages of layers
+    stored: int = 0                                         # ZeRO stage: 1 optimiser, 2 gradients, 3 weights
+    by_hand: bool = False                                   # only named weights are sharded, and those that follow
+    experts: Literal["cut", "whole"] | None = None          # experts are placed on the axis
 
     @property
     def cuts_weights(self) -> bool: return self.weights or self.vocabulary or self.by_hand
 
 
-STRATEGIES = {each.name: each for each in (
+STRATEGIES = {strategy.name: strategy for strategy in (
     Strategy("data", home="batch"),
     Strategy("zero1", home="batch", stored=1),
     Strategy("zero2", home="batch", stored=2),
@@ -63,16 +60,16 @@ STRATEGIES = {each.name: each for each in (
     Strategy("pipeline", layers=True),
     Strategy("by-hand", by_hand=True))}
 
-EXPERT_STRATEGIES = {each.name: each for each in (      # of an axis of its own over the ranks of others
+EXPERT_STRATEGIES = {strategy.name: strategy for strategy in (  # for an axis of its own over the ranks of other axes
     Strategy("experts", experts="cut"),
     Strategy("whole-experts", experts="whole"))}
 
-HOST = "host"                                               # where what is offloaded crosses
+HOST = "host"                                               # axis name of transfers to and from the host
 CONTEXTS = "ring", "ulysses", "keys", "gathered"
 
 
 def strategy_named(name: str) -> Strategy:
-    """Raises InputError for a strategy that there is not."""
+    """Return the strategy of a name. Raises InputError for an unknown name."""
     known = STRATEGIES | EXPERT_STRATEGIES
     if name in known: return known[name]
     raise InputError(f"strategy {name!r}: there is none of this name: {', '.join(known)}")
@@ -80,7 +77,7 @@ def strategy_named(name: str) -> Strategy:
 
 @dataclass(frozen=True)
 class Axis:
-    """So many ranks that split a model by one strategy. Where the number is a symbol, sizes are taken to divide."""
+    """Ranks that split a model by one strategy. If the number of ranks is a symbol, it is taken to divide all sizes."""
     name: str
     ranks: LiveSize
     strategy: Strategy
@@ -92,52 +89,52 @@ class Axis:
 
     @property
     def count(self) -> int:
-        """The ranks, where a number is needed. Raises InputError for a name."""
+        """The number of ranks. Raises InputError if it is a symbol."""
         if isinstance(self.ranks, int): return self.ranks
         raise InputError(f"mesh: axis {self.name} has {self.ranks} ranks, a name: a number is needed here")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, the outermost first: ranks of the last one are neighbours. One rank splits nothing. `offload`: what lies in
-    the memory of each device's host, by the stages of ZeRO (Ren et al. 2021, ZeRO-Offload): 1 the optimiser, 2
-    gradients, too, 3 weights, too, each fetched where it is read.
+    """Axes, the outermost first: ranks of the last one are neighbours. A mesh of one rank splits nothing.
 
-    An axis of experts adds no ranks: it factors those of the axes that cut sequences and tokens once more (Liu et al.
-    2025, MoE Parallel Folding), so many neighbours having all experts, and other such groups copies of them. It is the
-    last, and a rank's coordinate on it follows from the others. `load`: how many times as many rows as on the mean the
-    busiest rank of experts is sent, where routing is uneven. `node`: so many neighbours of the axis of experts are one
-    node, to which a row goes once, however many experts it asks there, and on from there (DeepSeek-AI 2024, section
-    3.2.2); `visits`: the nodes that a row goes to, as many as can be without it. Raises InputError for ranks that are
-    none, for two axes that split the same thing, for a stage that there is not, for experts that do not fit the other
-    axes."""
-    axes: tuple[Axis, ...] = ()
-    offload: int = 0
-    load: LiveSize | float = 1
-    node: int = 0
-    visits: int = 0
+    Offloaded state is in the memory of each device's host, by the stages of ZeRO (Ren et al. 2021, ZeRO-Offload): 1 the
+    optimiser, 2 gradients, too, 3 weights, too, each fetched where it is read.
+
+    An axis of experts adds no ranks: it factors the ranks of the axes that shard sequences and tokens once more (Liu et
+    al. 2025, MoE Parallel Folding). Each group of neighbours, of the size of the axis, has all experts; the other
+    groups have copies of them. The axis is the last, and a rank's coordinate on it follows from the others. With nodes
+    a row goes to a node once, however many of its experts are there, and on from there (DeepSeek-AI 2024, section
+    3.2.2). Raises InputError for an invalid number of ranks, for two axes that split the same thing, for an unknown
+    ZeRO stage, and for experts that do not fit the other axes."""
+    axes: tuple[Axis, ...] = ()                             # the outermost first
+    offload: int = 0                                        # ZeRO stage of the state on the host; 0 for none
+    load: LiveSize | float = 1                              # rows of the busiest expert rank, relative to the mean
+    node: int = 0                                           # neighbours of the axis of experts in a node; 0: no nodes
+    visits: int = 0                                         # nodes that a row goes to; 0: as many as possible
 
     @classmethod
     def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
-        """`Mesh.of(dp=(2, "data"), tp=(4, "tensor"))`: the ranks of an axis and its strategy."""
-        made = []
+        """Build a mesh of axes by name: `Mesh.of(dp=(2, "data"), tp=(4, "tensor"))` has the ranks and the strategy of
+        each."""
+        built = []
         for name, (ranks, strategy) in axes.items():
             if isinstance(ranks, str) and ranks.isidentifier(): ranks = size(ranks)
             if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
                     not isinstance(ranks, int) or ranks < 1)):
                 raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
-            found = strategy_named(strategy) if isinstance(strategy, str) else strategy
-            if ranks == 1: found = Strategy(found.name, layers=found.layers, experts=found.experts)
-            made.append(Axis(name, ranks, found))
-        return cls(tuple(made))
+            resolved = strategy_named(strategy) if isinstance(strategy, str) else strategy
+            if ranks == 1: resolved = Strategy(resolved.name, layers=resolved.layers, experts=resolved.experts)
+            built.append(Axis(name, ranks, resolved))
+        return cls(tuple(built))
 
     def __post_init__(self) -> None:
         if self.offload not in range(4):
             raise InputError(f"offload {self.offload}: 1 the optimiser, 2 gradients, too, 3 weights, too, or 0")
         object.__setattr__(self, "axes", tuple(sorted(self.axes, key=lambda axis: axis.strategy.experts is not None)))
         for number, axis in enumerate(self.axes):
-            twin = next((each for each in self.axes[:number] if 1 not in (each.ranks, axis.ranks)
-                         and meet(each.strategy, axis.strategy)), None)
+            twin = next((other for other in self.axes[:number] if 1 not in (other.ranks, axis.ranks)
+                         and meet(other.strategy, axis.strategy)), None)
             if twin is not None:
                 by = axis.strategy.name
                 if by != twin.strategy.name: by = f"what {twin.strategy.name} and {by} have in common"
@@ -146,7 +143,7 @@ class Mesh:
         self.check_experts()
 
     def check_experts(self) -> None:
-        """Raises InputError for ranks of experts that other axes have not, and for a load that is none."""
+        """Raise InputError for expert ranks that the other axes do not have, and for an invalid load."""
         if not isinstance(self.load, sympy.Expr) and (isinstance(self.load, bool) or not 1 <= self.load < inf):
             raise InputError(f"load {self.load}: times the mean that the busiest has: a number from 1 on, or a name")
         if self.experts is None or self.experts.ranks == 1:
@@ -174,7 +171,7 @@ class Mesh:
 
     @property
     def devices(self) -> tuple[Axis, ...]:
-        """The axes by which ranks are counted: all but that of experts."""
+        """The axes that count ranks: all but the axis of experts."""
         return tuple(axis for axis in self.axes if axis.strategy.experts is None)
 
     @cached_property
@@ -185,43 +182,44 @@ class Mesh:
 
     @property
     def nodes(self) -> int:
-        """Nodes over which ranks of experts lie, of which rows go to each once; 1 where they go to experts at once."""
+        """The number of nodes of the expert ranks, each of which a row visits at most once; 1 if rows go to experts
+        directly."""
         return self.experts.count // self.node if self.experts is not None and self.node else 1
 
     def visited(self, asked: LiveSize) -> LiveSize:
-        """Nodes that a row goes to which asks so many experts. Raises InputError where it does not ask as many on
-        each."""
+        """Return the number of nodes that a row visits if it is routed to `asked` experts. Raises InputError if it is
+        not routed to equally many on each node."""
         if self.nodes == 1: return 1
         if not isinstance(asked, int): raise InputError(f"node {self.node}: a row asks {asked} experts: give a number")
-        found = self.visits or nearest_divisor(asked, self.nodes)
-        if asked % found: raise InputError(f"visits {found}: a row asks {asked} experts, as many on each node: give a "
+        count = self.visits or nearest_divisor(asked, self.nodes)
+        if asked % count: raise InputError(f"visits {count}: a row asks {asked} experts, as many on each node: give a "
                                            f"divisor of {asked}")
-        return found
+        return count
 
     @cached_property
     def folded(self) -> tuple[int, ...]:
-        """The axes over whose ranks experts lie, by number: those that cut sequences and tokens, and where experts are
-        whole those that cut weights, too."""
+        """The numbers of the axes over whose ranks experts are placed: axes that shard sequences and tokens, and for
+        whole experts also axes that shard weights."""
         if self.experts is None: return ()
         whole = self.experts.strategy.experts == "whole"
         return tuple(k for k, axis in enumerate(self.axes) if (whole if axis.strategy.weights else axis.strategy.home))
 
     def copies(self, axis: Axis) -> LiveSize:
-        """Over how many ranks of an axis there are copies of an expert: neighbours have different ones, so the axes
-        that come last have none. Raises InputError where experts lie across parts of axes."""
+        """Return the number of ranks of an axis that have copies of an expert. Neighbours have different experts, so
+        the last axes have no copies. Raises InputError if experts end within an axis and go on beyond it."""
         if self.experts is None or axis not in [self.axes[k] for k in self.folded]: return axis.ranks
-        left, found = self.experts.count, dict[str, int]()
-        for each in (self.axes[k] for k in reversed(self.folded)):
-            shared = gcd(left, each.count)
-            if left // shared > 1 and shared < each.count:
+        left, by_axis = self.experts.count, dict[str, int]()
+        for other in (self.axes[k] for k in reversed(self.folded)):
+            shared = gcd(left, other.count)
+            if left // shared > 1 and shared < other.count:
                 raise InputError(f"mesh: {self.experts.name} has {self.experts.ranks} ranks, which end within "
-                                 f"{each.name} and go on beyond it: give a multiple of {each.count}, or a divisor")
-            left, found[each.name] = left // shared, each.count // shared
-        return found[axis.name]
+                                 f"{other.name} and go on beyond it: give a multiple of {other.count}, or a divisor")
+            left, by_axis[other.name] = left // shared, other.count // shared
+        return by_axis[axis.name]
 
     def storing(self, level: int) -> list[Axis]:
-        """The axes over which what a stage of ZeRO names is stored once: 1 optimiser, 2 gradients, 3 weights. The
-        nearest cuts first, so what comes from afar is a piece of what is near."""
+        """Return the axes over which the state of a ZeRO stage is stored once: 1 optimiser, 2 gradients, 3 weights. The
+        nearest axis shards first, so transfers between far ranks are pieces of those between near ranks."""
         return [axis for axis in reversed(self.axes) if axis.strategy.stored >= level]
 
     def __iter__(self) -> Iterator[Axis]: return iter(self.axes)
@@ -230,45 +228,46 @@ class Mesh:
 
     @property
     def flat(self) -> Mesh:
-        """Without its axes of stages, which cut layers and no value."""
+        """The mesh without its pipeline axes, which split layers and no value."""
         return replace(self, axes=tuple(axis for axis in self.axes if not axis.strategy.layers))
 
     @property
     def stages(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.layers), None)
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        """The coordinates of every rank, the last axis fastest; on the axis of experts the one that follows from them.
-        Raises InputError for ranks that are a name."""
+        """Return the coordinates of every rank, the last axis fastest; the coordinate on the axis of experts follows
+        from the others. Raises InputError if a number of ranks is a symbol."""
         return map(self.located, product(*(range(axis.count) for axis in self.devices)))
 
     def located(self, place: tuple[int, ...]) -> tuple[int, ...]:
-        """The coordinates of a rank with that on the axis of experts, by those on the others."""
-        own = place[:len(self.devices)]
-        return own if self.experts is None else (*own, self.number(own) % self.experts.count)
+        """Return the coordinates of a rank including that on the axis of experts, which follows from the others."""
+        on_devices = place[:len(self.devices)]
+        return on_devices if self.experts is None else (*on_devices, self.number(on_devices) % self.experts.count)
 
     def number(self, place: tuple[int, ...]) -> int:
-        """The number of a rank among those over which experts lie, the last axis fastest."""
-        found = 0
-        for k in self.folded: found = found * self.axes[k].count + place[k]
-        return found
+        """Return the number of a rank among those over which experts are placed, the last axis fastest."""
+        total = 0
+        for k in self.folded: total = total * self.axes[k].count + place[k]
+        return total
 
     def group(self, place: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks that meet on an axis, in order: those that differ in one coordinate alone, or that have all experts
-        together."""
+        """Return the ranks that meet on an axis, in order: ranks that differ in one coordinate alone, or ranks that
+        together have all experts."""
         if self.experts is None or self.axes[axis] is not self.experts:
             return tuple(self.located((*place[:axis], r, *place[axis + 1:])) for r in range(self.axes[axis].count))
         first = self.number(place) - place[axis]
         return tuple(self.placed(place, first + r) for r in range(self.experts.count))
 
     def placed(self, place: tuple[int, ...], number: int) -> tuple[int, ...]:
-        """The rank of a number among those over which experts lie that has the other coordinates of a place."""
-        found = [*place]
-        for k in reversed(self.folded): number, found[k] = divmod(number, self.axes[k].count)
-        return self.located(tuple(found))
+        """Return the rank that has a number among those over which experts are placed, and the other coordinates of a
+        place."""
+        coordinates = [*place]
+        for k in reversed(self.folded): number, coordinates[k] = divmod(number, self.axes[k].count)
+        return self.located(tuple(coordinates))
 
 
 def nearest_divisor(number: int, wish: int) -> int:
-    """The largest divisor of a number that is at most a wish."""
+    """Return the largest divisor of a number that is at most `wish`."""
     return max(d for d in range(1, min(number, wish) + 1) if number % d == 0)
 
 
@@ -276,12 +275,13 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
                zero_ranks: int | None = None, offload: int = 0, context: str = "ring", sequence: bool = False,
                vocabulary: bool = False, whole_experts: bool = False, load: float = 1, node: int = 0,
                visits: int = 0) -> Mesh:
-    """Axes by their usual names, those of one rank left out: stages `pp` outermost, then data `dp` with its stage of
-    ZeRO, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: so many neighbours of `dp` store
-    what ZeRO says once, and other such groups (`copies`) have it again. `sequence`: norms are cut by rows over `tp`;
-    `vocabulary`: tables and heads of the vocabulary, too. Experts `ep` lie over dp and cp, and with `whole_experts`
-    over tp, which else cuts each; `node` of them are a node, to which a row goes once, to `visits` of these; where dp
-    is not given it is as many as they need. Raises InputError for numbers that are none."""
+    """Build a mesh of axes with their usual names; axes of one rank are left out. Stages `pp` are outermost, then data
+    `dp` with its ZeRO stage, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: neighbours of
+    `dp` that store the ZeRO state once; other such groups (`copies`) store it again. `sequence`: norms are sharded by
+    rows over `tp`. `vocabulary`: tables and heads of the vocabulary are sharded, too. Experts `ep` are placed over dp
+    and cp, and with `whole_experts` over tp, which otherwise shards each expert. `node`: expert ranks in a node, to
+    which a row goes once; `visits`: nodes that a row goes to. Without `dp` it is as large as the experts need. Raises
+    InputError for invalid numbers."""
     if dp is None: dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
     if ep == 1 and (whole_experts or load != 1):
         raise InputError(f"{'whole experts' if whole_experts else f'load {load}'}: of no ranks of experts: give ep")
@@ -299,8 +299,8 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
 
 
 def meet(one: Strategy, other: Strategy) -> bool:
-    """Whether two strategies cut the same things, so that a mesh has one of them. What is stored once is gathered level
-    by level, so ZeRO may have several axes."""
+    """True if two strategies split the same thing, so that a mesh has only one of them. State that is stored once is
+    gathered level by level, so ZeRO may have several axes."""
     alike = one.name == other.name and not one.stored
     return alike or (one.weights and other.weights) or (one.layers and other.layers) or bool(
         one.experts and other.experts) or (

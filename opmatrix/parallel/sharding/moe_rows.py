@@ -1,6 +1,6 @@
-"""What rows that ask experts cost, as formulas: how many come to a rank, what their answers take, what crosses. Each
-asks as many experts as its gate keeps, and each expert is asked as often as any other, but for the load that the mesh
-says: so many times the mean on the busiest rank. Where routing is even the formulas are exact."""
+"""The costs of rows that are routed to experts, as formulas: rows that arrive at a rank, operations of their answers,
+communication. Each row is routed to as many experts as its gate keeps, and each expert gets equally many rows, times
+the load of the mesh: rows of the busiest rank, relative to the mean. The formulas are exact for even routing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,57 +24,56 @@ ByRanks = Callable[..., sympy.Expr]                         # one of several exp
 
 
 class Exchanged(NamedTuple):
-    """What a rank hands over to those that its rows ask, or that asked it, in numbers; what of it leaves the rank; and
-    what it hands over where it has the load of the busiest."""
-    payload: sympy.Expr
-    wire: sympy.Expr
-    whole: sympy.Expr
+    """The numbers that a rank hands over to the experts of its rows, or back to the senders."""
+    payload: sympy.Expr                                     # handed over
+    wire: sympy.Expr                                        # leaves the rank
+    whole: sympy.Expr                                       # handed over by a rank with the busiest load
 
 
 @dataclass(frozen=True)
 class AskedRows:
-    """The formulas of the steps of mixtures, among others, on a mesh. `held` are the sizes that a rank holds of the
-    value of each; `by_rank` makes one expression of those of several ranks."""
-    steps: Sequence[RankStep]
-    held: Sequence[Dims]
+    """Formulas of the steps of mixtures, among other steps, on a mesh."""
+    steps: Sequence[RankStep]                               # all steps
+    held: Sequence[Dims]                                    # local sizes of the value of each step
     mesh: Mesh
-    by_rank: ByRanks
+    by_rank: ByRanks                                        # makes one expression of those of several ranks
 
     def dispatched(self, at: int) -> int:
-        """The step that sends the rows of a mixture, of any of its steps."""
+        """Return the step that sends the rows of a mixture, given any of its steps."""
         return at if self.steps[at].op in SENDING else self.dispatched(self.steps[at].args[0])
 
     def sent(self, at: int) -> sympy.Expr:
-        """Rows that a rank sends, one for each expert that a row of its own asks."""
+        """Return the rows that a rank sends: one for each expert that a row of its own is routed to."""
         at = self.dispatched(at)
         return sympy.sympify(self.steps[at].more[1] * self.held[at].batch * self.held[at].rows)
 
     def came(self, at: int) -> sympy.Expr:
-        """Rows that come to a rank: its share of what its group sends, times the load."""
+        """Return the rows that arrive at a rank: its share of the rows that its group sends, times the load."""
         at, sent = self.dispatched(at), self.sent(at)
         if self.axis(at) is None: return sent
         return self.load * self.group_rows(sent) / sympy.sympify(self.axis(at).ranks)      # type: ignore[union-attr]
 
     def visiting(self, at: int) -> bool:
-        """Whether rows visit nodes on their way."""
+        """True if rows visit nodes on their way."""
         return self.steps[at].op in ("visit", "leave") or len(self.steps[self.dispatched(at)].args) == 1
 
     def ragged(self, at: int) -> bool:
-        """Whether a step's value is rows by whom they ask, or by where they come from."""
+        """True if a step's value is rows grouped by expert, or by sender."""
         op = self.steps[at].op
         return op in ("visit", "dispatch", "answer") or (op == "combine" and self.visiting(at))
 
     def visits(self, at: int) -> sympy.Expr:
-        """Rows that a rank sends to nodes, one for each that a row of its own visits."""
+        """Return the rows that a rank sends to nodes: one for each node that a row of its own visits."""
         at = self.dispatched(at)
         return sympy.sympify(self.mesh.visited(self.steps[at].more[1]) * self.held[at].batch * self.held[at].rows)
 
     def relayed(self, sent: sympy.Expr) -> sympy.Expr:
-        """What comes to a rank of what those send that lie in their nodes as it does, as much to each node."""
+        """Return the rows that arrive at a rank from the ranks with the same position in their nodes; each of them
+        sends equally many to each node."""
         return self.group_rows(sent, self.mesh.node) / self.mesh.nodes
 
     def axis(self, at: int) -> Axis | None:
-        """The axis of experts, where rows of a mixture cross it."""
+        """Return the axis of experts if rows of a mixture cross it, else None."""
         number = self.steps[self.dispatched(at)].more[2]
         return None if number is None else self.mesh.axes[number]
 
@@ -82,8 +81,8 @@ class AskedRows:
     def load(self) -> sympy.Expr: return sympy.nsimplify(self.mesh.load)
 
     def group_rows(self, own: sympy.Expr, apart: int = 1) -> sympy.Expr:
-        """Rows of all ranks that have all experts together, or of those of them that are a multiple of so many ranks
-        apart, from those of one."""
+        """Return the rows of all ranks that together have all experts, or of those of them that are a multiple of
+        `apart` ranks apart, given the rows of one rank."""
         assert self.mesh.experts is not None
         whole, count = evened(own), self.mesh.experts.ranks
         folded = [self.mesh.axes[k] for k in self.mesh.folded]
@@ -91,81 +90,83 @@ class AskedRows:
             return even(whole) * count / apart
         origin = (0,) * len(self.mesh.devices)
         places = [self.mesh.placed(origin, at) for at in range(sympy.prod([axis.ranks for axis in folded]))]
-        each = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(place[k]) for k in self.mesh.folded})
-                for place in places]
-        groups = [sum(each[first + at % apart:first + count:apart], ZERO_SUM)
+        by_place = [whole.xreplace({self.mesh.axes[k].at: sympy.Integer(place[k]) for k in self.mesh.folded})
+                    for place in places]
+        groups = [sum(by_place[first + at % apart:first + count:apart], ZERO_SUM)
                   for at in range(len(places)) for first in [at - at % count]]
         for axis in reversed(folded):
             groups = [self.by_rank(axis.at, *groups[at:at + axis.count]) for at in range(0, len(groups), axis.count)]
         return groups[0]
 
     def numbers(self, at: int) -> sympy.Expr:
-        """Numbers that a rank holds of rows that came, or of their answers, which may be parts of sums."""
+        """Return the numbers that a rank holds of arrived rows, or of their answers, which may be partial sums."""
         if self.steps[at].op in ("dispatch", "answer"): return self.came(at) * self.held[at].cols
         return self.relayed(self.visits(at)) * self.wide(at)
 
     def wide(self, at: int) -> LiveSize:
-        """Columns of a row on its way in a step, with its gates where it visits a node."""
+        """Return the columns of a row on its way in a step, including its gates if it visits a node."""
         return self.held[at].cols + (self.told(at) if self.steps[at].op == "visit" else 0)
 
     def told(self, at: int) -> LiveSize:
-        """Gates that go with a row to a node."""
+        """Return the number of gates that go with a row to a node."""
         return sympy.sympify(self.steps[at].more[0]) / self.mesh.nodes
 
     def flops(self, at: int) -> sympy.Expr:
-        """Multiplications and additions of the rows that came, each through one expert."""
+        """Return the multiplications and additions of the arrived rows, each through one expert."""
         widths = self.widths(at)
-        pairs = [(widths[step.args[0]], own) for step, own in zip(self.steps[at].more[0], widths, strict=True)
+        pairs = [(widths[step.args[0]], width) for step, width in zip(self.steps[at].more[0], widths, strict=True)
                  if step.op == "act" and step.args and contracts(step.more[0])]
         return self.came(at) * sum((sympy.sympify(2 * rows * cols) for rows, cols in pairs), ZERO_SUM)
 
     def widths(self, at: int) -> list[LiveSize]:
-        """Columns that a rank has of each value within an expert."""
+        """Return the columns that a rank has of each value within an expert."""
         return [local(step.dims, step.placement, self.mesh).cols for step in self.steps[at].more[0]]
 
     def room(self, at: int) -> sympy.Expr:
-        """What is held beside the operands and the value: rows on their way, or what an expert makes of them."""
+        """Return the numbers that are held beside the operands and the value: rows on their way, or intermediate values
+        of an expert."""
         step = self.steps[at]
         if step.op == "answer":
-            made = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM))
+            sums = [sympy.sympify(sum((self.widths(at)[k] for k in live), ZERO_SUM))
                     for live in live_lines(step.more[0])]
-            return self.came(at) * (Largest(*made) - self.held[at].cols)
+            return self.came(at) * (Largest(*sums) - self.held[at].cols)
         if self.axis(at) is None: return ZERO_SUM
         return self.own_rows(at) * self.wide(at)
 
     def own_rows(self, at: int) -> sympy.Expr:
-        """Rows that a rank sends to nodes or to experts in a step, or gets back from them."""
+        """Return the rows that a rank sends to nodes or experts in a step, or gets back from them."""
         if self.steps[at].op in ("visit", "leave"): return self.visits(at)
         return self.relayed(self.sent(at)) if self.visiting(at) else self.sent(at)
 
     def exchanged(self, at: int) -> Exchanged | None:
-        """What a step sends; None where all experts are here. Of what a rank hands over for its node, or for itself,
-        nothing leaves it."""
+        """Return the communication of a step; None if all experts are local. The part of the payload for its own node,
+        or for the rank itself, does not leave the rank."""
         step, axis = self.steps[at], self.axis(at) if self.steps[at].op in ASKED else None
         if step.op == "answer" or axis is None: return None
         n, wide = self.meeting(at), self.wide(at)
-        own = self.own_rows(at) * wide
-        if step.op == "visit": return Exchanged(own, own - own / n, own)
-        if step.op == "dispatch": return Exchanged(own, own - own / n, self.load * own)
+        outgoing = self.own_rows(at) * wide
+        if step.op == "visit": return Exchanged(outgoing, outgoing - outgoing / n, outgoing)
+        if step.op == "dispatch": return Exchanged(outgoing, outgoing - outgoing / n, self.load * outgoing)
         load = self.load if step.op == "combine" else 1
         handed = (self.came(at) if step.op == "combine" else self.relayed(self.visits(at))) * wide
-        return Exchanged(handed, handed - load * own / n, handed)
+        return Exchanged(handed, handed - load * outgoing / n, handed)
 
     def meeting(self, at: int) -> sympy.Expr:
-        """Ranks that exchange rows in a step: of all nodes one, of a node all, or all that have experts."""
+        """Return the number of ranks that exchange rows in a step: one of each node, all of a node, or all that have
+        experts."""
         if self.steps[at].op in ("visit", "leave"): return sympy.Integer(self.mesh.nodes)
         assert self.mesh.experts is not None
         return sympy.sympify(self.mesh.node if self.visiting(at) else self.mesh.experts.ranks)
 
 
 def evened(e: sympy.Expr) -> sympy.Expr:
-    """An expression in which cuts that divide are numbers, whatever the rank."""
+    """Return the expression with numbers in place of pieces that divide evenly, whatever the rank."""
     return e.xreplace({cut: cut.even() for cut in e.atoms(Piece)
-                       if all(each.is_Integer for each in cut.args[:2]) and cut.args[0] % cut.args[1] == 0})
+                       if all(argument.is_Integer for argument in cut.args[:2]) and cut.args[0] % cut.args[1] == 0})
 
 
 def live_lines(body: Sequence[RankStep]) -> list[list[int]]:
-    """What is held of what an expert makes while each of its steps runs: its rows are not, nor rows that are the same
-    for all."""
+    """Return the intermediate values of an expert that are held while each of its steps runs. Its input rows are not
+    among them, nor rows that are the same for all."""
     lasts = last_reads(body, len(body) - 1)
     return [[k for k in range(1, at + 1) if body[k].args and lasts[k] >= at] for at in range(1, len(body))]

@@ -1,5 +1,5 @@
-"""`partition`: a model on a mesh. From the split follow the formulas of what each rank computes, sends, stores and
-holds, exact for any cut, and the steps that virtual ranks run."""
+"""`partition`: a model on a mesh. The split determines the formulas of the operations, communication, stored and held
+numbers of each rank, exact for any sharding, and the steps that virtual ranks run."""
 from __future__ import annotations
 
 from collections import Counter
@@ -31,20 +31,20 @@ from opmatrix.parallel.sharding.spreading import Split
 
 @dataclass(frozen=True)
 class FactorGroup:
-    """Factors of one stage that are split alike: a split of one, its formulas, its arrays, and those of each."""
-    split: Split
-    booked: Booked
-    own: tuple[Data, ...]
-    arrays: tuple[tuple[Data, ...], ...]
+    """Factors of one stage that are split alike."""
+    split: Split                                            # split of one of the factors
+    booked: Booked                                          # its formulas
+    own: tuple[Data, ...]                                   # its arrays
+    arrays: tuple[tuple[Data, ...], ...]                    # arrays of every factor
 
     @property
     def count(self) -> int: return len(self.arrays)
 
     def distinct(self, data: Data) -> set[str]:
-        """The arrays that stand in the place of one in the factors: shared ones are one."""
+        """Return the keys of the arrays at one array's position in all factors; a shared array counts once."""
         source = data.cut_of or data
         at = self.own.index(source.base or source)
-        return {each[at].key for each in self.arrays}
+        return {arrays[at].key for arrays in self.arrays}
 
     @cached_property
     def flops(self) -> sympy.Expr:
@@ -59,40 +59,41 @@ class FactorGroup:
 
 @dataclass(frozen=True)
 class Partition:
-    """A model on a mesh: groups of factors by stage. Numbers are counted in numbers, not bytes: see `formulas`."""
+    """A model on a mesh: groups of factors by stage. Sizes are in numbers, not bytes: see `formulas`."""
     mesh: Mesh
-    sizes: BatchSizes
-    chain: Sequence[Factor]
-    cuts: Sequence[tuple[int, int]]
-    stages: Sequence[Sequence[FactorGroup]]
+    sizes: BatchSizes                                       # sizes of the batch
+    chain: Sequence[Factor]                                 # factors, from the input on
+    cuts: Sequence[tuple[int, int]]                         # first factor and end of each stage
+    stages: Sequence[Sequence[FactorGroup]]                 # groups of factors of each stage
     name: str = "model"
-    splits: Mapping[int, Split] = field(default_factory=dict)
+    splits: Mapping[int, Split] = field(default_factory=dict)  # splits by the index of the factor
 
     @cached_property
     def like(self) -> list[int]:
-        """For each stage the first one that has as many of the same factors, and so the same formulas."""
+        """The first stage with as many of the same factors, and so the same formulas, for each stage."""
         last, known = len(self.stages) - 1, dict[object, int]()
         return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)), k)
                 for k, groups in enumerate(self.stages)]
 
     def stage(self, place: Sequence[int]) -> int:
-        """The stage of a rank."""
+        """Return the stage of a rank."""
         axis = self.mesh.stages
         return 0 if axis is None else place[self.mesh.index(axis.name)]
 
     def flat(self, place: Sequence[int]) -> tuple[int, ...]:
-        """The coordinates of a rank within its stage."""
+        """Return the coordinates of a rank within its stage."""
         return tuple(r for axis, r in zip(self.mesh.axes, place, strict=True) if not axis.strategy.layers)
 
     def split_of(self, at: int, routed: bool = True) -> Split:
-        """The split of one factor with its own arrays; where it is `routed`, experts answer who asks them alone."""
+        """Return the split of one factor with its own arrays. If it is `routed`, experts answer only the rows that are
+        routed to them."""
         known = self.splits[at]
         return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
                      last=known.last, routed=routed)
 
     def formulas(self, stage: int = 0, **how: Any) -> Any:
-        """The formulas of the busiest rank of a stage, as `opmatrix.parallel.cost.formulas.Formulas`: `how` says number
-        types, storage of weights, training."""
+        """Return the formulas of the busiest rank of a stage, as `opmatrix.parallel.cost.formulas.Formulas`. `how`:
+        number types, storage of weights, training."""
         return body("parallel.cost.formulas.Formulas")(self, stage, **how)
 
     def __str__(self) -> str: return str(body("parallel.cost.overview.Overview")(self).text())
@@ -100,107 +101,111 @@ class Partition:
     def _repr_html_(self) -> str: return str(body("display.shown.partition_html")(self))
 
     def flops(self, stage: int = 0) -> sympy.Expr:
-        """Multiplications and additions of one batch on a rank of a stage."""
+        """Return the multiplications and additions of one batch on a rank of a stage."""
         return add_up(part.count * part.flops for part in self.stages[stage])
 
     def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
-        """What crosses, and how often."""
+        """Yield the communication of a rank of a stage, each crossing with its number of times."""
         for part in self.stages[stage]:
-            for found in part.crossings: yield part.count, found
-            arrays = [each for each in part.stored if not self.by_expert(each)]
-            experts = add_up(each for each in part.stored if self.by_expert(each))
-            for found in gathers(arrays, self.mesh.storing(3)): yield part.count, found
+            for crossing in part.crossings: yield part.count, crossing
+            arrays = [numbers for numbers in part.stored if not self.by_expert(numbers)]
+            experts = add_up(numbers for numbers in part.stored if self.by_expert(numbers))
+            for crossing in gathers(arrays, self.mesh.storing(3)): yield part.count, crossing
             if part.stored and self.mesh.offload > 2:
-                own = add_up(self.share(each, 3) for each in arrays) + experts
-                yield part.count, Crossing("fetch", HOST, own, own, own, sympy.Integer(1), sympy.Integer(0), "weights")
-        for found in self.handing(stage): yield 1, found
+                sent = add_up(self.share(numbers, 3) for numbers in arrays) + experts
+                yield part.count, Crossing("fetch", HOST, sent, sent, sent, sympy.Integer(1), sympy.Integer(0),
+                                           "weights")
+        for crossing in self.handing(stage): yield 1, crossing
 
     def handing(self, stage: int) -> Iterator[Crossing]:
-        """What a rank of a stage hands to the next one, or gets back from it; nothing where there is none of both."""
+        """Yield the crossing in which a rank of a stage sends to the next stage, or gets back from it. There is none
+        behind the last stage, and without stages."""
         along = self.mesh.stages
         if along is None or not 0 <= stage < len(self.stages) - 1: return
         sent, one = self.handed(stage), sympy.Integer(1)
         yield Crossing("send", along.name, sent, sent, sent, one, one, "stage")
 
     def handed(self, stage: int) -> sympy.Expr:
-        """Numbers that a rank hands to the next stage."""
+        """Return the numbers that a rank hands to the next stage."""
         split = self.splits[self.cuts[stage][1] - 1]
         return sympy.sympify(local(split.steps[split.out].dims, split.steps[split.out].placement, split.mesh).numbers)
 
     def weights(self, stage: int = 0) -> list[tuple[Data, Dims, int]]:
-        """Each array that a rank computes with in its stage, what it has of it, and in how many layers; what two parts
-        read is one."""
-        found: dict[Any, tuple[Data, Dims]] = {}
+        """Return each array that a rank computes with in its stage, its local sizes, and its number of layers. An array
+        that two parts read counts once."""
+        arrays: dict[Any, tuple[Data, Dims]] = {}
         for group in self.stages[stage]:
             for (key, stored), (data, dims) in group.booked.stored().items():
-                for name in group.distinct(data): found[name, key if data.cut_of else "", stored] = data, dims
-        times = Counter((id(data), dims) for data, dims in found.values())
-        each = {(id(data), dims): (data, dims) for data, dims in found.values()}
-        return [(*each[key], count) for key, count in times.items()]
+                for name in group.distinct(data): arrays[name, key if data.cut_of else "", stored] = data, dims
+        times = Counter((id(data), dims) for data, dims in arrays.values())
+        by_key = {(id(data), dims): (data, dims) for data, dims in arrays.values()}
+        return [(*by_key[key], count) for key, count in times.items()]
 
     def parameters(self, stage: int = 0) -> sympy.Expr:
-        """Numbers of the weights that a rank computes with."""
+        """Return the numbers of the weights that a rank computes with."""
         return add_up(count * dims.numbers for _, dims, count in self.weights(stage))
 
     def state(self, stage: int = 0, weights: float = 2, gradients: float = 0, optimiser: float = 0) -> sympy.Expr:
-        """Bytes of weights, gradients and optimiser on a rank, for so many of each a parameter; in mixed precision with
-        Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once divides each array."""
-        found = sympy.Integer(0)
+        """Return the bytes of weights, gradients and optimiser on a rank, given the bytes of each per parameter; in
+        mixed precision with Adam 2, 2 and 12 (Rajbhandari et al. 2020, section 3.1). An axis that stores them once
+        divides each array."""
+        total = sympy.Integer(0)
         for level, size in ((3, weights), (2, gradients), (1, optimiser)):
             for _, dims, count in self.weights(stage) if size else ():
-                found += sympy.nsimplify(size) * count * self.share(dims.numbers, level)
-        return found
+                total += sympy.nsimplify(size) * count * self.share(dims.numbers, level)
+        return total
 
     def share(self, numbers: LiveSize, level: int) -> LiveSize:
-        """What a rank stores of an array that a stage of ZeRO stores once over its axes; of experts, once over those of
-        their copies, but for their weights, which stay where rows are sent to them."""
+        """Return the numbers that a rank stores of an array that a ZeRO stage stores once over its axes. Arrays of
+        experts are stored once over the axes of their copies; weights of experts are not, because rows are sent to
+        them."""
         for axis in self.mesh.storing(level):
             if not self.by_expert(numbers): numbers = piece(numbers, axis.ranks, axis.at)
             elif level < 3: numbers = piece(numbers, self.mesh.copies(axis), 0)
         return numbers
 
     def by_expert(self, numbers: LiveSize) -> bool:
-        """Whether numbers are of an array that ranks share expert by expert."""
+        """True if the numbers are those of an array that ranks share expert by expert."""
         axis = self.mesh.experts
         return axis is not None and axis.at in sympy.sympify(numbers).free_symbols
 
     def gathered(self, stage: int = 0) -> list[sympy.Expr]:
-        """Numbers of the weights of a factor, which are there whole while it runs where they are stored in pieces or by
-        the host."""
+        """Return the numbers of the weights of each factor that are whole only while it runs, because they are stored
+        in pieces or by the host."""
         if not self.mesh.storing(3) and self.mesh.offload < 3: return []
-        return [*dict.fromkeys(add_up(each for each in part.stored if self.mesh.offload > 2 or not self.by_expert(each))
+        return [*dict.fromkeys(add_up(size for size in part.stored if self.mesh.offload > 2 or not self.by_expert(size))
                                for part in self.stages[stage])]
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
-        """Numbers of values that a rank holds at a time, step by step: the largest is the peak."""
+        """Return the numbers of values that a rank holds at a time, step by step: the largest is the peak."""
         return [*dict.fromkeys(e for part in self.stages[stage] for e in part.held)]
 
     def on(self, e: sympy.Expr, place: Sequence[int]) -> sympy.Expr:
-        """A formula at the coordinates of a rank; of what the relations of the batch say, the numbers."""
+        """Return a formula at the coordinates of a rank, with the numbers that the relations of the batch determine."""
         ranks = {axis.at: sympy.Integer(r) for axis, r in zip(self.mesh.axes, place, strict=True)}
-        found = sympy.sympify(e).xreplace(ranks)
-        return found.xreplace({each: self.said(each) for each in found.atoms(FromRelation)})
+        formula = sympy.sympify(e).xreplace(ranks)
+        return formula.xreplace({number: self.said(number) for number in formula.atoms(FromRelation)})
 
     @cached_property
-    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # of relations, once each
+    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # numbers of relations, counted once
 
     def said(self, each: FromRelation) -> sympy.Expr:
-        """What the relations of the batch say of a number; itself where they say nothing."""
+        """Return the number that the relations of the batch determine; the symbol itself if they do not."""
         if each not in self.counts:
             whole = self.sizes.entries(each.relation) if each.placed else None
             self.counts[each] = each if whole is None else sympy.Integer(each.count(whole))
         return self.counts[each]
 
     def peak(self, place: Sequence[int]) -> int:
-        """The most numbers of values that a rank holds at a time. Raises InputError where a relation decides it that
-        the sizes do not give."""
-        found = [self.on(e, place) for e in self.held(self.stage(place))]
-        if unknown := sorted({each.relation for e in found for each in e.atoms(FromRelation)}):
+        """Return the most numbers of values that a rank holds at a time. Raises InputError if it depends on a relation
+        that the sizes do not give, or on a size that is a symbol."""
+        amounts = [self.on(e, place) for e in self.held(self.stage(place))]
+        if unknown := sorted({number.relation for e in amounts for number in e.atoms(FromRelation)}):
             raise InputError(f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
                              "relations={name: matrix})")
-        if named := sorted({str(each) for e in found for each in e.free_symbols}):
+        if named := sorted({str(symbol) for e in amounts for symbol in e.free_symbols}):
             raise InputError(f"{named[0]}: it is the name of a size: a peak needs its number")
-        return max(map(int, found))
+        return max(map(int, amounts))
 
 
 WAYS = "columns", "rows", "whole"
@@ -209,10 +214,11 @@ WAYS = "columns", "rows", "whole"
 def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
               name: str = "model", stages: Sequence[int] | None = None,
               cuts: Mapping[str, str] | None = None) -> Partition:
-    """A model on a mesh, for a batch of those sizes, numbers or symbols. `tokens`: it reads one-hot tokens, else x is
-    numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are cut over an axis by tensor or by
-    hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises InputError for a mesh that
-    the model does not fit, for a pattern that no weight fits, and for operators that no rule splits."""
+    """Partition a model over a mesh, for a batch of the given sizes, numbers or symbols. `tokens`: it reads one-hot
+    tokens, else x is numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are sharded over an
+    axis by tensor or by hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises
+    InputError for a mesh that the model does not fit, for a pattern that no weight fits, and for operators that no rule
+    splits."""
     model = model if isinstance(model, Operator) else promised(model)
     check_sizes(sizes)
     factors, along = chain(model, cuts), mesh.stages
@@ -230,23 +236,23 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
     check_positions(known.values(), sizes.tokens)
     check_asked(mesh, known.values(), name)
     if not any(is_other(line.shape.rows) for split in known.values() for line in split.lines): check_batch(mesh, sizes)
-    made: list[list[FactorGroup]] = []
+    by_stage: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
         for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
-        made.append([part_of(splits, own, factors) for own in groups.values()])
-    return Partition(mesh, sizes, factors, bounds, made, name, splits)
+        by_stage.append([part_of(splits, members, factors) for members in groups.values()])
+    return Partition(mesh, sizes, factors, bounds, by_stage, name, splits)
 
 
 def check_sizes(sizes: BatchSizes) -> None:
-    """Raises InputError for sequences or tokens that are neither a whole number from 1 on nor an expression."""
+    """Raise InputError for sequences or tokens that are neither a whole number from 1 on nor an expression."""
     for what, number in (("sequences", sizes.sequences), ("tokens", sizes.tokens)):
         if isinstance(number, sympy.Expr) or (type(number) is int and number > 0): continue
         raise InputError(f"{what} {number!r}: give a whole number from 1 on, or a name")
 
 
 def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
-    """Raises InputError for a way to cut that there is not, and for a pattern that no weight fits."""
+    """Raise InputError for an unknown way to shard, and for a pattern that no weight fits."""
     names = {data.name for factor in factors for data in factor.arrays if data.name and 1 not in (1, *data.shape)[-2:]}
     for pattern, how in cuts.items():
         if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
@@ -255,12 +261,13 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
 
 
 def is_other(rows: LiveSize) -> bool:
-    """Whether rows are neither tokens nor sequences, and so may be cut however many of these there are."""
+    """True if rows are neither tokens nor sequences, and so may be sharded however many tokens and sequences there
+    are."""
     return isinstance(rows, Space) and rows not in (T, S)
 
 
 def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
-    """Raises InputError for ranks that would share one sequence, or one token, where there are no other rows."""
+    """Raise InputError for ranks that would share one sequence, or one token, if there are no other rows."""
     for axis in () if sizes.spaces else mesh:
         count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
             axis.strategy.home or "", (None, ""))
@@ -269,24 +276,24 @@ def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
 
 
 def check_asked(mesh: Mesh, splits: Iterable[Split], name: str) -> None:
-    """Raises InputError for ranks of experts where a model has none."""
+    """Raise InputError for ranks of experts if a model has no experts."""
     if mesh.experts is None or mesh.experts.ranks == 1 or any(split.mixtures for split in splits): return
     raise InputError(f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks of experts, and {name} has no experts: "
                      f"leave {mesh.experts.name} out")
 
 
 def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
-    """Raises InputError for sequences that are longer than a model has positions."""
-    given = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
-    for line in given:
+    """Raise InputError for sequences that are longer than the positions of a model."""
+    positions = (line for split in splits for line in split.lines if line.op == "given" and line.more[0] == "positions")
+    for line in positions:
         last = line.shape.cols
         if isinstance(last, int) and isinstance(tokens, int) and tokens > last:
             raise InputError(f"tokens {tokens}: the model has {last} positions: at most {last} tokens a sequence")
 
 
 def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[Factor]) -> FactorGroup:
-    """Factors of a stage that are split alike."""
+    """Return the group of some factors of a stage that are split alike."""
     split = splits[own[0]]
-    first = next(at for at, each in splits.items() if each is split)
+    first = next(at for at, other in splits.items() if other is split)
     return FactorGroup(split, Booked(split.steps, split.mesh, split.out), factors[first].arrays,
                 tuple(factors[at].arrays for at in own))

@@ -1,5 +1,5 @@
-"""What a mesh makes of values: their steps, how they lie between operators, and `want`, the one place where anything
-moves, once a value and not once a reader."""
+"""Values on a mesh: their steps, their placement between operators, and `want`, the only place that redistributes
+values: once for a value, not once for each reader."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,45 +17,43 @@ from opmatrix.parallel.sharding.carrying import Cuttable, Grain
 from opmatrix.parallel.sharding.mesh import Axis, Mesh
 from opmatrix.parallel.sharding.placement import Placement, pass_rule, role_of
 
-KNOWN_WHOLE = "given", "related", "by_distance"                   # what every rank knows whole, whatever was computed
-GIVEN = "input", *KNOWN_WHOLE, "entered"                          # what the batch gives
+KNOWN_WHOLE = "given", "related", "by_distance"                   # values that every rank knows in full
+GIVEN = "input", *KNOWN_WHOLE, "entered"                          # values that the batch gives
 TURNED_ROLES: dict[Role, Role] = {"rows": "cols", "cols": "rows"}
 
 
 class RankStep(NamedTuple):
-    """What a rank does: an operation on what it holds, or a move. `dims` are those of the whole value, `placement` says
-    what of it the rank holds, `stored` how the numbers of a matrix lie; `why` names the rule, `rules` that of each
-    axis."""
-    op: str
-    args: tuple[int, ...]
-    more: tuple[Any, ...]
-    dims: Dims
-    placement: Placement
-    stored: Placement = Placement()
-    why: str = ""
-    selects: bool = False                                   # one-hot rows: held as a number each
+    """A step of a rank: an operation on the values that it holds, or a redistribution."""
+    op: str                                                 # name of the operation
+    args: tuple[int, ...]                                   # steps of the operands
+    more: tuple[Any, ...]                                   # attributes of the operation
+    dims: Dims                                              # sizes of the whole value
+    placement: Placement                                    # part of the value that the rank holds
+    stored: Placement = Placement()                         # placement of the numbers of a matrix
+    why: str = ""                                           # name of the rule
+    selects: bool = False                                   # one-hot rows: each is held as one number
     where: Any = None                                       # the pattern under which scores are read
-    rules: tuple[tuple[int, str], ...] = ()                 # by the number of the axis, where the step is cut on it
+    rules: tuple[tuple[int, str], ...] = ()                 # rules by the number of the axis that the step is split on
 
     def by_rule(self, k: int, state: AxisState, name: str) -> RankStep:
-        """With that rule for an axis on which it lies in that state."""
-        rest = tuple(each for each in self.rules if each[0] != k)
+        """Return the step with a rule for an axis on which it has a state."""
+        rest = tuple(entry for entry in self.rules if entry[0] != k)
         return self._replace(rules=rest if state is None else (*rest, (k, name)))
 
 
 class WaitingScores(NamedTuple):
-    """Scores that are not computed yet: rows are cut the same way as their keys, which come round in a ring; or only
-    the entries of a relation are read of them."""
-    axis: int
-    queries: int
-    keys: int
-    body: tuple[tuple[str, int | Operator], ...]            # what scores go through before they are shares
-    dims: Dims
-    relation: Relation | None = None
+    """Scores that are not computed yet: their rows are sharded like their keys, which go round in a ring, or only the
+    entries of a relation are read."""
+    axis: int                                               # axis of the ring; -1 for a relation
+    queries: int                                            # step of the queries
+    keys: int                                               # step of the keys
+    body: tuple[tuple[str, int | Operator], ...]            # operations between scores and shares
+    dims: Dims                                              # sizes of the scores
+    relation: Relation | None = None                        # relation whose entries are read
 
 
 class Ground:
-    """The steps on a mesh, for a batch of those sizes."""
+    """The steps on a mesh, for a batch of given sizes."""
     def __init__(self, mesh: Mesh, sizes: BatchSizes, carried: Cuttable, asked: Mapping[int, str]) -> None:
         self.mesh, self.sizes, self.carried, self.asked = mesh, sizes, carried, asked
         self.steps, self.made = list[RankStep](), dict[RankStep, int]()
@@ -71,7 +69,7 @@ class Ground:
         return self.made[key]
 
     def home(self, k: int, at: int) -> AxisState:
-        """How a value lies on an axis between operators."""
+        """Return the placement of a value on an axis between operators."""
         return self.home_of(k, self.steps[at].dims)
 
     def home_of(self, k: int, dims: Dims) -> AxisState:
@@ -81,12 +79,13 @@ class Ground:
         return None
 
     def merged_on(self, k: int, at: int) -> AxisState:
-        """How a value lies on an axis, at home where it is a part of a sum, which is merged first."""
-        own = self.steps[at].placement.on(k)
-        return self.home(k, at) if isinstance(own, Partial) else own
+        """Return the placement of a value on an axis; for a partial value the placement between operators, because it
+        is reduced first."""
+        state = self.steps[at].placement.on(k)
+        return self.home(k, at) if isinstance(state, Partial) else state
 
     def shared(self, k: int, cut: Cut) -> Cut:
-        """A cut of which every rank gets something. Raises InputError for more ranks than units."""
+        """Return a sharding that gives each rank at least one unit. Raises InputError for more ranks than units."""
         axis, what = self.mesh.axes[k], "sequences" if cut.role == "batch" else "rows"
         if isinstance(cut.units, int) and isinstance(axis.ranks, int) and cut.units < axis.ranks:
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there are {cut.units} {what}: at most "
@@ -94,62 +93,63 @@ class Ground:
         return cut
 
     def is_live(self, rows: LiveSize) -> bool:
-        """Whether rows may be cut: the tokens of a sequence, and those of other spaces."""
+        """True if rows may be sharded: the tokens of a sequence, and the rows of other spaces."""
         return isinstance(rows, Space) or rows in (self.sizes.tokens, *self.sizes.spaces.values())
 
-    # What crosses.
+    # Redistribution.
 
     def want(self, at: int, k: int, state: AxisState) -> int:
-        """The value in that state on an axis: itself, a slice, or what crosses."""
+        """Return the value with a state on an axis: itself, a slice, or the result of a collective."""
         step = self.steps[at]
-        own = step.placement.on(k)
-        if own == state: return at
+        current = step.placement.on(k)
+        if current == state: return at
         if isinstance(state, Cut) and getattr(step.dims, state.role) == 1: state = None
-        if own == state: return at
-        if isinstance(state, Needed) and not isinstance(own, Cut): return self.want(
+        if current == state: return at
+        if isinstance(state, Needed) and not isinstance(current, Cut): return self.want(
             self.want(at, k, Cut("rows", state.units)), k, state)
         for inner in reversed(step.placement.inner(k)): at, step = (b := self.want(at, inner, None)), self.steps[b]
         if self.is_known(at) or (step.op == "act" and not step.args): return self.known(at, k, state)
         if self.free(at) and (state is None or role_of(state) in ("batch", "rows")): return self.again(at, k, state)
         placement = step.placement.but(k, state)
-        if own is None:
+        if current is None:
             return self.add(RankStep("slice", (at,), (k, state), step.dims, placement, why="slice",
                                      rules=((k, "slice"),)))
-        if step.op in ("turn", "repeat") and (found := self.through(at, k, state)) is not None: return found
-        why = crossing(own, state)
-        return self.add(RankStep("move", (at,), (k, own, state), step.dims, placement, why=why, rules=((k, why),)))
+        if step.op in ("turn", "repeat") and (moved := self.through(at, k, state)) is not None: return moved
+        why = crossing(current, state)
+        return self.add(RankStep("move", (at,), (k, current, state), step.dims, placement, why=why, rules=((k, why),)))
 
     def is_known(self, at: int) -> bool:
-        """Whether every rank knows a value whole: ids and relations that the batch gives, no numbers."""
+        """True if every rank knows a value in full: ids and relations that the batch gives, no numbers."""
         return self.steps[at].op in KNOWN_WHOLE or (self.steps[at].op == "input" and self.steps[at].selects)
 
     def known(self, at: int, k: int, state: AxisState) -> int:
-        """A rank takes what it wants of what every rank knows, or stores."""
+        """Add the part that a rank needs of a value that every rank knows, or stores."""
         step = self.steps[at]
         stored = step.stored.but(k, state) if step.op == "act" else step.stored
-        found = step._replace(placement=step.placement.but(k, state), stored=stored)
-        return self.add(found.by_rule(k, state, "slice"))
+        part = step._replace(placement=step.placement.but(k, state), stored=stored)
+        return self.add(part.by_rule(k, state, "slice"))
 
     def free(self, at: int) -> bool:
-        """Whether a value is made of what every rank knows alone, as the angles of positions are: it is computed where
-        it is wanted, and never sent."""
+        """True if a value is made only of values that every rank knows, such as the angles of positions. It is computed
+        where it is read, and never sent."""
         step = self.steps[at]
         if step.op in GIVEN: return step.op in KNOWN_WHOLE
         return step.op in ("act", "add", "mul") and not step.stored.cuts and all(map(self.free, step.args))
 
     def again(self, at: int, k: int, state: AxisState) -> int:
-        """Computes a value that is free in another state."""
+        """Recompute a free value in another state."""
         step = self.steps[at]
         args = tuple(self.want(a, k, state) for a in step.args)
-        found = step._replace(args=args, placement=step.placement.but(k, state))
-        return self.add(found.by_rule(k, state, "rows one by one" if step.op == "act" else "entry by entry"))
+        recomputed = step._replace(args=args, placement=step.placement.but(k, state))
+        return self.add(recomputed.by_rule(k, state, "rows one by one" if step.op == "act" else "entry by entry"))
 
     def through(self, at: int, k: int, state: AxisState) -> int | None:
-        """Moves what a value is a copy or a turn of, which is not more, and does that again."""
+        """Redistribute the operand of a repeat or transpose (it is no larger), then redo the operation. Returns None if
+        this cannot be done."""
         step = self.steps[at]
-        own = step.placement.on(k)
+        current = step.placement.on(k)
         if isinstance(state, Needed) and step.op == "turn": return None
-        if isinstance(own, Partial) or (step.op == "repeat" and not self.repeats(step, own, state)): return None
+        if isinstance(current, Partial) or (step.op == "repeat" and not self.repeats(step, current, state)): return None
         back: dict[Role, Role] = TURNED_ROLES if step.op == "turn" else {}
         asked = state._replace(role=back.get(state.role, state.role)) if isinstance(state, Cut) else state
         moved = self.want(step.args[0], k, asked)
@@ -158,7 +158,8 @@ class Ground:
         return self.add(step._replace(args=(moved,), placement=placement).by_rule(k, asked, rule))
 
     def repeats(self, step: RankStep, own: AxisState, state: AxisState) -> bool:
-        """Whether repeated heads may move before they are repeated: heads stay, or are cut between whole groups."""
+        """True if repeated heads may be redistributed before they are repeated: heads stay, or are sharded between
+        whole groups."""
         before = self.steps[step.args[0]]
         if role_of(own) == "heads": return False
         if not (isinstance(state, Cut) and state.role == "heads"): return True
@@ -166,16 +167,16 @@ class Ground:
 
 
 def last_reads(steps: Sequence[RankStep], *results: int) -> list[int]:
-    """The last step that reads each value; results are read at the end."""
-    found = [*range(len(steps))]
+    """Return the last step that reads each value; results are read at the end."""
+    lasts = [*range(len(steps))]
     for at, step in enumerate(steps):
-        for arg in step.args: found[arg] = at
-    for out in results: found[out] = len(steps)
-    return found
+        for arg in step.args: lasts[arg] = at
+    for out in results: lasts[out] = len(steps)
+    return lasts
 
 
 def crossing(own: AxisState, state: AxisState) -> str:
-    """What moves a value from one state to another."""
+    """Return the operation that redistributes a value from one state to another. Raises InputError if there is none."""
     match own, state:
         case Partial(), None: return "all_reduce"
         case Partial(), Cut(): return "reduce_scatter"
@@ -186,8 +187,9 @@ def crossing(own: AxisState, state: AxisState) -> str:
 
 
 def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None = None) -> Cut:
-    """The heads of attention, for an axis that takes some with all their rows; of keys that groups share, as they are
-    before they are repeated, where each rank gets one. Raises InputError for more ranks than heads."""
+    """Return the sharding of attention's heads, for an axis that takes some heads with all their rows. If groups share
+    keys, and each rank gets a key head, it is that of the keys before they are repeated. Raises InputError for more
+    ranks than heads."""
     step = split.steps[queries]
     h, taken = step.dims.heads, [k for k, state in step.placement.cuts if role_of(state) == "heads"]
     over = prod([axis.ranks, *(split.mesh.axes[k].ranks for k in taken)])
@@ -200,5 +202,5 @@ def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None 
     return Cut("heads", h if few else shared)
 
 
-Ruling: TypeAlias = tuple[list[AxisState], AxisState, AxisState, str]      # of operands, result, numbers; the rule
+Ruling: TypeAlias = tuple[list[AxisState], AxisState, AxisState, str]      # states of operands, result, numbers; rule
 SplitRule: TypeAlias = Callable[[Ground, int, Axis, int, Operation, Sequence[int]], Ruling]

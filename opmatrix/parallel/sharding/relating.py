@@ -1,5 +1,5 @@
-"""How products with a relation are split, rows that one picks, and attention between the rows of its entries. Where
-rows that come out are cut as those that come in, a rank needs the rows that its entries name: its halo."""
+"""Split rules of products with a relation, of rows that a relation picks, and of attention between the rows of its
+entries. If output rows are sharded like input rows, a rank needs the rows that its entries name: its halo."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankSt
 
 
 def related_product(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """R · v of a relation R: rows of R with the rows that they name, or a part of the sum from the rows that are
-    here."""
+    """Return the ruling of R · v for a relation R: rows of R with the rows that they name, or a partial sum over the
+    local rows."""
     over, where = line.more
     relation: Relation = split.steps[args[0]].more[0]
     if where is not everyone:
@@ -39,11 +39,11 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
 
 
 def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> Ruling:
-    """Rows that a relation picks: where they lie, each rank those that it has and zeros for others; or they come to
-    the rows that are wanted."""
-    own, out = split.merged_on(k, args[0]), output_home(split, k, line)
-    if role_of(own) != "rows": return [own], own, None, "picked rows"
-    if role_of(out) != "rows": return [own], Partial(monoids.sum), None, "rows that are picked"
+    """Return the ruling of rows that a relation picks. Rows are picked where they are, with zeros for rows of other
+    ranks, or they are sent to the ranks of the output rows."""
+    current, out = split.merged_on(k, args[0]), output_home(split, k, line)
+    if role_of(current) != "rows": return [current], current, None, "picked rows"
+    if role_of(out) != "rows": return [current], Partial(monoids.sum), None, "rows that are picked"
     state = halo_of(split, k, args[0], line.more[0])
     return [state], out if state else None, None, "halo" if state else ""
 
@@ -53,7 +53,7 @@ def output_home(split: Ground, k: int, line: Operation) -> AxisState:
 
 
 def rows_cut(split: Ground, at: int) -> list[int]:
-    """The axes that cut the rows of a value, the outermost first."""
+    """Return the axes that shard the rows of a value, the outermost first."""
     return [k for k, state in split.steps[at].placement.cuts if role_of(state) == "rows"]
 
 
@@ -61,13 +61,13 @@ def outermost(split: Ground, k: int, at: int) -> bool: return rows_cut(split, at
 
 
 def whole_anyway(split: Ground, at: int) -> bool:
-    """Whether a rank can have all of a value without anything being sent."""
+    """True if a rank can have all of a value without communication."""
     return split.free(at) or split.is_known(at)
 
 
 def halo_of(split: Ground, k: int, at: int, relation: Relation) -> Needed | None:
-    """The state of a value of which a rank has the rows that its entries name. None where an axis outside cuts its
-    rows, too, or where nothing need be sent."""
+    """Return the state of a value of which a rank has the rows that its entries name. None if an outer axis shards its
+    rows, too, or if no communication is needed."""
     if whole_anyway(split, at) or not outermost(split, k, at): return None
     return Needed(relation, split.steps[at].dims.rows)
 
@@ -76,7 +76,7 @@ def halo_of(split: Ground, k: int, at: int, relation: Relation) -> Needed | None
 
 def begin_scores(split: Ground, held: Sequence[int | WaitingScores], where: Pattern | None,
                  dims: Dims) -> WaitingScores | None:
-    """Scores that only the entries of a relation are read of; None where all are."""
+    """Return waiting scores if only the entries of a relation are read of them; None if all scores are read."""
     u, v = held
     if where is None or where.relation is None: return None
     assert isinstance(u, int) and isinstance(v, int)
@@ -84,7 +84,8 @@ def begin_scores(split: Ground, held: Sequence[int | WaitingScores], where: Patt
 
 
 def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, values: int) -> int | None:
-    """The step that computes the scores of entries and merges the values that they name, row by row."""
+    """Add the step that computes the scores of entries and merges the values that they name, row by row. Returns None
+    if the product is not over the relation of the scores."""
     relation = scores.relation
     if relation is None or line.more[1].relation != relation: return None
     args, placement = [scores.queries, turned_back(split, scores.keys), values], Placement()
@@ -102,19 +103,19 @@ def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingSc
 
 
 def demand_entries(split: Ground, k: int, relation: Relation, args: Sequence[int], out: AxisState) -> list[AxisState]:
-    """How queries, keys and values lie on an axis: of the same heads or sequences, or keys and values of the rows that
-    the entries of some queries name."""
-    own = [split.merged_on(k, a) for a in args]
-    shared = next((s for s in own if role_of(s) in ("heads", "batch")), None)
+    """Return the states of queries, keys and values on an axis: the same heads or sequences, or keys and values of the
+    rows that the entries of the queries name."""
+    states = [split.merged_on(k, a) for a in args]
+    shared = next((s for s in states if role_of(s) in ("heads", "batch")), None)
     if shared is not None: return [shared] * 3
     if role_of(out) != "rows": return [None] * 3
-    cut = [a for a, s in zip(args[1:], own[1:], strict=True) if role_of(s) == "rows"]
+    cut = [a for a, s in zip(args[1:], states[1:], strict=True) if role_of(s) == "rows"]
     if not all(outermost(split, k, a) if a in cut else not rows_cut(split, a) for a in args[1:]): return [None] * 3
     return [out, *(halo_of(split, k, a, relation) if a in cut else None for a in args[1:])]
 
 
 def turned_back(split: Ground, at: int) -> int:
-    """The rows of keys, of which scores take the columns of their turn."""
+    """Return the rows of the keys whose transpose scores read."""
     step = split.steps[at]
     if step.op == "turn": return step.args[0]
     dims = step.dims._replace(rows=step.dims.cols, cols=step.dims.rows)
@@ -123,8 +124,7 @@ def turned_back(split: Ground, at: int) -> int:
 
 
 def compute_scores(split: Ground, scores: WaitingScores) -> int:
-    """All scores, of which something else reads more than entries: of whole keys, as many rows of queries as are
-    here."""
+    """Add all scores, for a reader of more than entries: of replicated keys and the local rows of queries."""
     args, placement = [scores.queries, scores.keys], Placement()
     for k in range(len(split.mesh)):
         heads = [s for a in args if role_of(s := split.merged_on(k, a)) in ("heads", "batch")]
@@ -136,7 +136,7 @@ def compute_scores(split: Ground, scores: WaitingScores) -> int:
 
 
 def score_rows(split: Ground, args: tuple[int, int], scores: WaitingScores, placement: Placement) -> int:
-    """Scores of queries and keys as they lie, and what they go through."""
+    """Add the scores of queries and keys as they are placed, and the operations of the body."""
     at = split.add(RankStep("product", args, (monoids.sum, everyone), scores.dims, placement, why="rows",
                             rules=product_rules(placement, {})))
     passed = tuple((k, pass_rule(state)) for k, state in placement.cuts)
@@ -149,13 +149,13 @@ def score_rows(split: Ground, args: tuple[int, int], scores: WaitingScores, plac
 
 
 def check_pattern(line: Operation, left: Operation) -> None:
-    """Raises InputError for a pattern between rows that it does not know here."""
+    """Raise InputError for a pattern between rows that is not supported here."""
     where: Pattern = line.more[1]
     if where is everyone: return
     if where.relation is None and "among(" in where.form:
         raise InputError(f"partition: {where} joins a relation and another pattern: leave out entries in the relation, "
                          "where=among(relation) alone")
     spaces = ("T", "T") if where.relation is None else (where.relation.rows, where.relation.cols)
-    if (found := tuple(map(str, (left.shape.rows, left.shape.cols)))) != spaces:
-        raise InputError(f"partition: scores of {' × '.join(found)} where {where}, which is of {' × '.join(spaces)}: "
+    if (actual := tuple(map(str, (left.shape.rows, left.shape.cols)))) != spaces:
+        raise InputError(f"partition: scores of {' × '.join(actual)} where {where}, which is of {' × '.join(spaces)}: "
                          "partition attention between the rows of its pattern")

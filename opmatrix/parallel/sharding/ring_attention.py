@@ -1,5 +1,5 @@
-"""Attention over rows that are cut alike with their keys: scores are left until the values come, then keys and values
-go round in a ring, and each rank merges a carrier for every block that it sees (Liu et al. 2023)."""
+"""Attention over rows that are sharded like their keys. Scores wait until the values come; then keys and values go
+round in a ring, and each rank merges a carrier for every block that it sees (Liu et al. 2023)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from opmatrix.parallel.sharding.relating import attend_entries, begin_scores, co
 
 def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation,
              dims: Dims, where: Pattern | None = None) -> int | WaitingScores | None:
-    """What a line makes of scores that wait, or scores that shall; None where it has to do with none. `held`: the
-    values that the line takes; `where`: the pattern under which what it gives is read, if it is scores."""
-    scores = next((each for each in held if isinstance(each, WaitingScores)), None)
+    """Return the step or the waiting scores of a line that reads waiting scores, or begins them; None for other lines.
+    `held`: operands of the line. `where`: the pattern under which its result is read, if it is scores."""
+    scores = next((operand for operand in held if isinstance(operand, WaitingScores)), None)
     if scores is None and line.op != "product": return None
     if scores is None: return begin_scores(split, held, where, dims) or begun(split, dims, held)
     if line.op == "act" and (line.more[0].entrywise and not line.more[0].args):
         return scores._replace(body=(*scores.body, ("act", line.more[0])))
     if line.op in ("mul", "add") and len(held) == 2:
-        other = next(each for each in held if each is not scores)
+        other = next(operand for operand in held if operand is not scores)
         if isinstance(other, int) and split.steps[other].dims.numbers == 1:
             return scores._replace(body=(*scores.body, (line.op, other)))
     if line.op == "product" and held[0] is scores and isinstance(held[1], int):
@@ -35,7 +35,7 @@ def deferred(split: Ground, held: Sequence[int | WaitingScores], line: Operation
 
 
 def begun(split: Ground, dims: Dims, held: Sequence[int | WaitingScores]) -> WaitingScores | None:
-    """Scores of queries and keys that one axis cuts alike, where its strategy is a ring."""
+    """Return waiting scores of queries and keys that one axis shards alike, if its strategy is a ring; else None."""
     u, v = held
     assert isinstance(u, int) and isinstance(v, int)
     for k, axis in enumerate(split.mesh.axes):
@@ -46,7 +46,8 @@ def begun(split: Ground, dims: Dims, held: Sequence[int | WaitingScores]) -> Wai
 
 
 def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, values: int) -> int | None:
-    """The step in which keys and values go round; None where the values are not cut as the keys are."""
+    """Add the step in which keys and values go round. Returns None if values are not sharded like keys, or if the
+    monoid cannot merge blocks in any order."""
     k = scores.axis
     cut = split.steps[scores.queries].placement.on(k)
     if split.steps[values].placement.on(k) != cut: return None
@@ -59,7 +60,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
     turned = Cut("cols", cut.units) if isinstance(cut, Cut) else cut
     args = [split.want(a, k, lies) for a, lies in zip(args, (cut, turned, cut), strict=True)]
     if isinstance(cut, Cut) and isinstance(split.mesh.axes[k].ranks, int):
-        seen_blocks(line.more[1], cut.units, split.mesh.axes[k].ranks)         # refuses what it cannot look at
+        seen_blocks(line.more[1], cut.units, split.mesh.axes[k].ranks)         # raises if it cannot find them
     queries, keys, values = args
     sources = [unwound(split, keys), unwound(split, values)]
     placement = split.steps[queries].placement
@@ -71,7 +72,7 @@ def ring(split: Ground, line: Operation, dims: Dims, scores: WaitingScores, valu
 
 
 def held_alike(split: Ground, j: int, axis: Axis, args: Sequence[int]) -> Cut | None:
-    """How an axis cuts queries and keys, and values with them: between heads, or sequences."""
+    """Return the sharding of an axis for queries, keys and values alike: between heads, or sequences."""
     states = [split.steps[a].placement.on(j) for a in args]
     head = next((s for s in states if isinstance(s, Cut) and s.role in ("heads", "batch")), None)
     if head is not None or axis.strategy.mixing != "heads" or not any(states): return head
@@ -80,7 +81,7 @@ def held_alike(split: Ground, j: int, axis: Axis, args: Sequence[int]) -> Cut | 
 
 
 def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
-    """What a value is a turn or a repetition of: it goes round in place of it. Behind it, the steps from there on."""
+    """Return the value behind transposes and repeats, which goes round in their place, and the steps from there on."""
     path: list[int] = []
     while split.steps[at].op in ("turn", "repeat"):
         path.append(at)
@@ -89,7 +90,8 @@ def unwound(split: Ground, at: int) -> tuple[int, tuple[int, ...]]:
 
 
 def computed(split: Ground, scores: WaitingScores) -> int:
-    """Scores that something else reads: keys are gathered first; other axes cut heads and sequences of both alike."""
+    """Add scores that another operation reads: keys are gathered first; other axes shard heads and sequences of both
+    alike."""
     if scores.relation is not None: return compute_scores(split, scores)
     queries, keys = scores.queries, split.want(scores.keys, scores.axis, None)
     for j, axis in enumerate(split.mesh.axes):

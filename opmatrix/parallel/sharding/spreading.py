@@ -1,5 +1,6 @@
-"""From a term and a mesh to what every rank does: the lines of the trace with their operands cut, and between them what
-crosses. A rule asks for the states that its operands must have and says which state comes out, axis by axis."""
+"""From a term and a mesh to the steps of every rank: the lines of the trace with sharded operands, and the
+redistributions between them. A rule demands the states of its operands and returns the state of the result, axis by
+axis."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from opmatrix.parallel.sharding.rules import RULES
 
 
 class Split(Ground):
-    """The steps of a term on a mesh; where it is `routed`, experts answer the rows alone that ask them. Raises
+    """The steps of a term on a mesh. If it is `routed`, experts answer only the rows that are routed to them. Raises
     InputError naming the operation that no rule splits."""
     mixtures: Mapping[int, Mixture] = MappingProxyType({})
 
@@ -41,17 +42,17 @@ class Split(Ground):
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
         self.mixtures = find_mixtures(lines) if routed else {}
-        inside = frozenset[int]().union(*(each.inside for each in self.mixtures.values()))
+        inside = frozenset[int]().union(*(mixture.inside for mixture in self.mixtures.values()))
         for at, line in enumerate(self.lines):
             if at not in inside: self.place[at] = self.split(at, line, selects)
-        found = self.settled(self.place[self.result])
+        out = self.settled(self.place[self.result])
         for k in range(len(mesh)):
-            if not last or isinstance(self.steps[found].placement.on(k), Partial):
-                found = self.want(found, k, self.home(k, found))
-        self.steps, self.out = live(self.steps, found)
+            if not last or isinstance(self.steps[out].placement.on(k), Partial):
+                out = self.want(out, k, self.home(k, out))
+        self.steps, self.out = live(self.steps, out)
 
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
-        """The step of a line, behind what its operands must cross for it."""
+        """Add the step of a line, behind the redistributions that its operands need."""
         dims = self.sizes.dims(line.shape, line.level)
         if line.op in ("related", "pick"): self.sizes.check(line.more[0])
         if line.op == "given" and line.shape.rows is not T:
@@ -75,7 +76,8 @@ class Split(Ground):
         return self.ruled(at, line, dims, args)
 
     def check_within(self, line: Operation) -> None:
-        """Sequences are computed one by one, so no product may merge tokens of several."""
+        """Raise InputError for a product that merges tokens of several sequences, because sequences are computed one by
+        one."""
         over, where = line.more
         left = self.lines[line.args[0]]
         apart = where.within or (left.op == "related" and not left.more[0].custom)
@@ -92,10 +94,10 @@ class Split(Ground):
         outs: dict[int, AxisState] = {}
         rules: list[tuple[int, str]] = []
         for k in self.turns(line, args):
-            demand, out, kept, said = self.ruling(k, at, line, args)
+            demand, out, numbers, rule = self.ruling(k, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
-            outs[k], stored, why = out, stored.but(k, kept), why or said
-            if any(state is not None for state in (*demand, out, kept)): rules.append((k, said))
+            outs[k], stored, why = out, stored.but(k, numbers), why or rule
+            if any(state is not None for state in (*demand, out, numbers)): rules.append((k, rule))
         for a in args: order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
         order += [k for k in outs if k not in order]
         for k in order: placement = placement.but(k, outs[k])
@@ -105,55 +107,56 @@ class Split(Ground):
                                  rules=tuple(rules)))
 
     def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
-        """What the rule of an operation says on an axis."""
+        """Return the states and the name of an operation's rule on an axis."""
         return RULES[line.op](self, k, self.mesh.axes[k], at, line, args)
 
     def turns(self, line: Operation, args: Sequence[int]) -> list[int]:
-        """Axes in the order in which they are ruled: those that cut heads of a product before those that shall."""
-        own = [role_of(self.steps[args[0]].placement.on(k)) == "heads" for k in range(len(self.mesh))]
-        return sorted(range(len(own)), key=lambda k: line.op == "product" and not own[k])
+        """Return the axes in the order in which they are ruled: for a product first those that shard its heads
+        already."""
+        by_heads = [role_of(self.steps[args[0]].placement.on(k)) == "heads" for k in range(len(self.mesh))]
+        return sorted(range(len(by_heads)), key=lambda k: line.op == "product" and not by_heads[k])
 
     def check_nested(self, at: int, placement: Placement, line: Operation) -> None:
-        """Operands that are cut twice along a dimension must be so in one order."""
+        """Raise InputError for operands that are sharded twice along a dimension, in different orders."""
         lies = self.steps[at].placement
         shared = [k for k, state in lies.cuts if isinstance(state, Cut) and placement.on(k) == state]
         for role in {role_of(lies.on(k)) for k in shared}:
-            own = [k for k in shared if role_of(lies.on(k)) == role]
-            if own == [k for k, _ in placement.cuts if k in own]: continue
-            names = [self.mesh.axes[k].name for k in sorted(own)]
+            axes = [k for k in shared if role_of(lies.on(k)) == role]
+            if axes == [k for k, _ in placement.cuts if k in axes]: continue
+            names = [self.mesh.axes[k].name for k in sorted(axes)]
             raise InputError(f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
                              f"give {names[-1]} before {' and '.join(names[:-1])}")
 
     def settled(self, found: int | WaitingScores) -> int:
-        """A step: scores that were to be computed in a ring are computed, of keys that are gathered first."""
+        """Return a step; waiting scores of a ring are computed, with keys that are gathered first."""
         if isinstance(found, int): return found
         return computed(self, found)
 
 
 def live(steps: Sequence[RankStep], result: int) -> tuple[list[RankStep], int]:
-    """The steps that a result takes, and where it is."""
+    """Return the steps that a result needs, and the number of the result."""
     place = renumber(steps, {result})
     return [steps[at]._replace(args=tuple(place[a] for a in steps[at].args), more=replaced(steps[at], place))
             for at in place], place[result]
 
 
 def replaced(step: RankStep, place: Mapping[int, int]) -> tuple[Any, ...]:
-    """The attributes of a step; what scores that wait go through names steps, too."""
+    """Return the attributes of a step with new numbers of steps; the body of waiting scores names steps, too."""
     if step.op not in ("ring", "among"): return step.more
     body = tuple((op, place[other] if isinstance(other, int) else other) for op, other in step.more[1])
     return (step.more[0], body, *step.more[2:])
 
 
 def patterns_of_scores(lines: Sequence[Operation]) -> dict[int, Any]:
-    """The pattern under which each line of scores is read, by the product that reads it."""
-    found: dict[int, Any] = {}
+    """Return the pattern under which each line of scores is read, from the product that reads it."""
+    patterns: dict[int, Any] = {}
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
         if line.op == "product":
             left = lines[line.args[0]].shape
             if isinstance(left.cols, Space) and isinstance(left.rows, Space):
-                found.setdefault(line.args[0], line.more[1])
-        if at in found and line.op in ("add", "mul", "act"):
+                patterns.setdefault(line.args[0], line.more[1])
+        if at in patterns and line.op in ("add", "mul", "act"):
             for arg in line.args:
-                if isinstance(lines[arg].shape.cols, Space): found.setdefault(arg, found[at])
-    return found
+                if isinstance(lines[arg].shape.cols, Space): patterns.setdefault(arg, patterns[at])
+    return patterns

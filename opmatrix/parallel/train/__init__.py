@@ -1,2 +1,2 @@
 """Steps of training that ranks run: forward and backward of each stage, micro-batch by micro-batch, gradients summed as
-formulas say, the optimiser's numbers where the plan stores them."""
+the formulas declare, and the optimiser's state where the plan stores it."""

@@ -1,5 +1,5 @@
-"""Forward and backward on a mesh: backward lines are split by the rules that forward's are, so what crosses backward
-follows, and no table of duals is needed. Weights lie as forward has them."""
+"""Forward and backward on a mesh: backward lines are split by the rules of forward lines, so the communication of
+backward follows, without a table of duals. Weights are placed as in forward."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -26,21 +26,20 @@ from opmatrix.parallel.train.moe_gradients import BACK, MIXTURE, PART, split_mix
 
 
 class BackwardSplit(Split):
-    """The steps of a pullback on a mesh. `places`: the step of each line; `step_phases`: of each step, whether it is
-    forward's. Attention in a ring, and over keys that stay, has its keys gathered. Raises
-    InputError as a split does."""
+    """The steps of a pullback on a mesh. `places`: the step of each line; `step_phases`: the phase of each step.
+    Attention in a ring, and over keys that stay, gathers its keys. Raises InputError as a split does."""
     def __init__(self, pulled: Pulled, mesh: Mesh, sizes: BatchSizes, *, selects: bool = False,
                  cuts: Mapping[str, str] | None = None, last: bool = True) -> None:
         check_experts(pulled, mesh)
         self.pulled, self.selects, self.last, self.cuts = pulled, selects, last, dict(cuts or {})
         self.every, self.result = pulled.lines, pulled.result
-        own = self.every[:len(pulled.forward.values)]
-        self.x: Shape = own[0].shape
-        carried = Cuttable(own)
+        forward = self.every[:len(pulled.forward.values)]
+        self.x: Shape = forward[0].shape
+        carried = Cuttable(forward)
         Ground.__init__(self, mesh, sizes, carried, carried.spread({
-            at: how for at, line in enumerate(own) if line.op == "act" and contracts(line.more[0])
+            at: how for at, line in enumerate(forward) if line.op == "act" and contracts(line.more[0])
             and (how := asked_of(line.more[0].args[0], self.cuts))}))
-        more = len(self.every) - len(own)
+        more = len(self.every) - len(forward)
         carried.carry += [False] * more
         carried.units += [None] * more
         carried.grain += [carried.grain[self.scores()]] * more
@@ -60,63 +59,64 @@ class BackwardSplit(Split):
     def lines(self) -> Sequence[Operation]: return self.every
 
     def scores(self) -> int:
-        """A line of forward that has as many heads as attention; the input where none has."""
-        found = (at for at, line in enumerate(self.every[:len(self.pulled.forward.values)]) if line.op == "shares")
-        return next(found, 0)
+        """Return a line of forward that has as many heads as attention; the input if there is no attention."""
+        candidates = (at for at, line in enumerate(self.every[:len(self.pulled.forward.values)]) if line.op == "shares")
+        return next(candidates, 0)
 
     def note_phases(self) -> None:
         self.step_phases += [self.phase] * (len(self.steps) - len(self.step_phases))
 
     def finish(self) -> dict[int, int]:
-        """The step of each line that something is asked of: the result, the cotangent of x, gradients, what is kept.
-        The first two lie as forward's values between operators do."""
-        pulled, found = self.pulled, {at: self.settled(each) for at, each in self.place.items()}
+        """Return the step of each line that is requested: the result, the cotangent of x, gradients, saved values. The
+        first two are placed like forward's values between operators."""
+        pulled, step_of = self.pulled, {at: self.settled(value) for at, value in self.place.items()}
         for at, phase in ((pulled.result, "forward"), (pulled.x, "backward")):
             if at is None: continue
             self.phase = "forward" if phase == "forward" else "backward"
             for k in range(len(self.mesh)):
-                if not self.last or isinstance(self.steps[found[at]].placement.on(k), Partial):
-                    found[at] = self.want(found[at], k, self.home(k, found[at]))
+                if not self.last or isinstance(self.steps[step_of[at]].placement.on(k), Partial):
+                    step_of[at] = self.want(step_of[at], k, self.home(k, step_of[at]))
             self.note_phases()
         asked = [pulled.result, *([] if pulled.x is None else [pulled.x]), *pulled.gradients.values(),
                  *pulled.pull.kept.values(), *pulled.masks]
         self.phase = "backward"
-        live = [self.steps[at] for at in renumber(self.steps, {found[at] for at in asked})]
+        live = [self.steps[at] for at in renumber(self.steps, {step_of[at] for at in asked})]
         self.stored_as = {key: lies for (key, lies), _, _ in stored_arrays(live)}
-        for data, at in pulled.gradients.items(): found[at] = self.as_stored(data, found[at])
+        for data, at in pulled.gradients.items(): step_of[at] = self.as_stored(data, step_of[at])
         self.note_phases()
-        place = renumber(self.steps, {found[at] for at in asked})
+        place = renumber(self.steps, {step_of[at] for at in asked})
         steps = [self.steps[at]._replace(args=tuple(place[a] for a in self.steps[at].args)) for at in place]
         self.step_phases = [self.step_phases[at] for at in place]
-        self.steps, self.out = steps, place[found[pulled.result]]
-        return {at: place[found[at]] for at in asked}
+        self.steps, self.out = steps, place[step_of[pulled.result]]
+        return {at: place[step_of[at]] for at in asked}
 
     def as_stored(self, data: Data, at: int) -> int:
-        """The gradient of an array as the array lies, but for sums of which ranks have parts."""
+        """Return the gradient of an array, placed like the array, except for sums that stay partial."""
         lies = self.stored_as.get(stored_once(data).key)
         if lies is None: return at
         for k in range(len(self.mesh)):
-            own, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
-            if own == wanted or (isinstance(own, Partial) and wanted is None): continue
-            if wanted is None and gives_to_one(own):
+            current, wanted = self.steps[at].placement.on(k), in_base(data, lies).on(k)
+            if current == wanted or (isinstance(current, Partial) and wanted is None): continue
+            if wanted is None and gives_to_one(current):
                 step = self.steps[at]
                 at = self.add(step._replace(placement=step.placement.but(k, Partial(monoids.sum))))
             else: at = self.want(at, k, wanted)
         return at
 
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
-        """Ids of tokens are kept by the batch: they are no value of their own."""
+        """Add the step of a line. Ids of tokens are saved by the batch: they are no value of their own."""
         if line.op == "kept":
-            found = self.settled(self.place[line.args[0]])
-            if self.steps[found].selects: return found
+            source = self.settled(self.place[line.args[0]])
+            if self.steps[source].selects: return source
         if line.op in (MIXTURE, BACK, PART): return self.asking(line)
-        made = super().split(at, line, selects)
-        if line.op == "entered" and line.more[0].name == COTANGENT and self.last: return self.as_result(made)
-        return made
+        added = super().split(at, line, selects)
+        if line.op == "entered" and line.more[0].name == COTANGENT and self.last: return self.as_result(added)
+        return added
 
     def as_result(self, found: int | WaitingScores) -> int:
-        """The cotangent of a last result lies as the result does, so scores of a vocabulary that columns cut stay so:
-        at home by rows it would cross with every score, and the gradient of the whole table be summed over ranks."""
+        """Place the cotangent of a last result like the result, so that scores of a vocabulary sharded by columns stay
+        so. Sharded by rows, it would be redistributed with every score, and the gradient of the whole table summed over
+        ranks."""
         step = self.steps[self.settled(found)]
         lies = self.steps[self.settled(self.place[self.result])].placement
         for k in range(len(self.mesh)):
@@ -124,7 +124,7 @@ class BackwardSplit(Split):
         return self.add(step._replace(placement=lies, rules=tuple((k, "slice") for k, _ in lies.cuts)))
 
     def asking(self, line: Operation) -> int:
-        """Rows to the experts that they ask, forward and back."""
+        """Add the steps of a mixture, forward and backward."""
         args = [self.settled(self.place[a]) for a in line.args]
         if line.op == BACK: return split_mixture(self, line, args)
         if line.op == PART: return split_part(self, line, args[0])
@@ -133,13 +133,13 @@ class BackwardSplit(Split):
         return self.combined[mixture]
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
-        """As forward; a stored matrix that forward has read lies as it does there."""
-        found = super().ruled(at, line, dims, args)
-        step = self.steps[found]
+        """Split a line as in forward; a stored matrix that forward has read is placed as it is there."""
+        added = super().ruled(at, line, dims, args)
+        step = self.steps[added]
         if line.op == "act" and self.phase == "forward":
             for data in line.more[0].args:
                 if isinstance(data, Data): self.stored_as[stored_once(data).key] = in_base(data, step.stored)
-        return found
+        return added
 
     def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
         matrix = line.more[0] if line.op == "act" else None
@@ -150,18 +150,19 @@ class BackwardSplit(Split):
         return super().ruling(k, at, line, args)
 
     def lying(self, k: int, stored: AxisState, args: Sequence[int]) -> Ruling:
-        """The states of x @ W for a W that lies so."""
-        own = self.merged_on(k, args[0])
+        """Return the ruling of x @ W for a W of a given placement."""
+        state = self.merged_on(k, args[0])
         if isinstance(stored, Cut) and stored.role == "rows":
             return [stored._replace(role="cols")], Partial(monoids.sum), stored, "rows of a matrix"
         if isinstance(stored, Cut): return [None], stored, stored, "columns of a matrix"
-        if self.phase == "backward" and gives_to_one(own): return [own], Partial(monoids.sum), None, "rows of a matrix"
-        if role_of(own) == "cols": own = self.home(k, args[0])
-        return [own], own, None, pass_rule(own)
+        if self.phase == "backward" and gives_to_one(state):
+            return [state], Partial(monoids.sum), None, "rows of a matrix"
+        if role_of(state) == "cols": state = self.home(k, args[0])
+        return [state], state, None, pass_rule(state)
 
 
 def check_experts(pulled: Pulled, mesh: Mesh) -> None:
-    """Raises InputError for experts on an axis of their own that lines do not send rows to."""
+    """Raise InputError for experts on an axis of their own, if lines do not route rows to them."""
     axis = mesh.experts
     if axis is None or axis.ranks == 1: return
     if not pulled.routed:
@@ -169,8 +170,8 @@ def check_experts(pulled: Pulled, mesh: Mesh) -> None:
 
 
 def gives_to_one(state: AxisState) -> bool:
-    """Whether a cotangent is what each rank gives to one head that all copy: to weights that lie whole, a part of a
-    sum."""
+    """True if a cotangent is each rank's contribution to one head that all ranks copy: a part of a sum for replicated
+    weights."""
     return isinstance(state, Cut) and state.copied and state.units == 1
 
 
@@ -178,5 +179,6 @@ def stored_once(data: Data) -> Data: return data.base or data
 
 
 def in_base(data: Data, stored: Placement) -> Placement:
-    """How an array lies as it is stored, or the other way round, where it is read turned."""
+    """Return the placement of an array as it is stored from that as it is read, or the other way round; they differ if
+    it is read transposed."""
     return stored if data.base is None else stored.turned(TURNED_ROLES)

@@ -1,4 +1,4 @@
-"""One micro-batch through one chunk on one rank: forward, and later back, with what backward reads held between."""
+"""One micro-batch through one chunk on one rank: forward, and later backward, with the saved values held between."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
@@ -21,21 +21,22 @@ NO_NUMBERS = np.zeros(0)
 
 
 class WentBack(NamedTuple):
-    """The cotangent of what a chunk began with, none for tokens, and what this rank has of each gradient, by line."""
-    cotangent: Numeric
-    gradients: dict[int, Numeric]
+    """The result of a backward pass through a chunk."""
+    cotangent: Numeric                                      # cotangent of the chunk's input; empty for tokens
+    gradients: dict[int, Numeric]                           # the rank's part of each gradient, by line
 
 
 class HeldNumbers:
-    """The numbers of values and gradients that a rank holds, of all passes that it is in; the most of them is in the
-    meter."""
+    """The numbers of values and gradients that a rank holds, over all of its passes in flight; the meter records the
+    peak."""
     def __init__(self, meter: Meter) -> None: self.meter, self.now = meter, 0
     def change(self, more: int) -> None: self.now += more
     def look(self, beside: int = 0) -> None: self.meter.peak = max(self.meter.peak, self.now + beside)
 
 
 class ChunkPass(BackwardRank):
-    """A rank in a chunk. `arrays` are the numbers that are there now; `sizes` the numbers of each value."""
+    """The pass of a rank through a chunk. `arrays`: the numbers that are present now; `sizes`: the numbers of each
+    value."""
     def __init__(self, chunk: StageChunk, place: Coordinates, feed: Feed, held: HeldNumbers, arrays: dict[Any, Data],
                  start: Numeric | None, masks: DropMasks) -> None:
         super().__init__(chunk.split, place, feed, held.meter, NO_NUMBERS, arrays)
@@ -43,11 +44,11 @@ class ChunkPass(BackwardRank):
         self.sizes: dict[int, int] = {}
 
     def ahead(self) -> Generator[Message, Any, Numeric]:
-        """What this rank holds of the result."""
+        """Run forward, and return the rank's part of the result."""
         yield from self.walk(self.chunk.there)
-        found = self.array(self.chunk.out)
+        result = self.array(self.chunk.out)
         if self.chunk.out not in self.chunk.saved: self.forget([self.chunk.out])
-        return found
+        return result
 
     def forget(self, values: Iterable[int]) -> None:
         for at in values:
@@ -55,18 +56,18 @@ class ChunkPass(BackwardRank):
             self.held.change(-self.sizes.pop(at, 0))
 
     def end(self) -> None:
-        """Nothing of this pass is held any more."""
+        """Release all values of this pass."""
         self.forget([*self.sizes])
 
     def back(self, cotangent: Numeric | float) -> Generator[Message, Any, WentBack]:
-        """Back from the cotangent of the result, or from a number that all of its entries are."""
+        """Run backward from the cotangent of the result, or from one number for all of its entries."""
         self.cotangent = np.asarray(cotangent)
         yield from self.walk(self.chunk.back)
-        own = NO_NUMBERS if self.chunk.cotangent is None else self.array(self.chunk.cotangent)
-        return WentBack(own, {line: self.array(at) for line, at in self.chunk.gradients.items()})
+        of_input = NO_NUMBERS if self.chunk.cotangent is None else self.array(self.chunk.cotangent)
+        return WentBack(of_input, {line: self.array(at) for line, at in self.chunk.gradients.items()})
 
     def walk(self, way: Lives) -> Generator[Message, Any, None]:
-        """Runs some steps, behind each of which some values go."""
+        """Run some steps; behind each of them some values are released."""
         for at, gone in way:
             step, room = self.steps[at], 0
             if step.op == "move": self.values[at] = yield self.message(at, step)
@@ -81,13 +82,13 @@ class ChunkPass(BackwardRank):
             self.forget(gone)
 
     def entered(self, step: RankStep) -> Held:
-        """A cotangent is what the rank has of it already."""
+        """Return an input; a cotangent is the part that the rank has of it already."""
         if step.more[0].name != COTANGENT: return super().entered(step)
-        own = tuple(each.stop - each.start for each in self.window(step.dims, step.placement))
-        return np.broadcast_to(self.cotangent, own)
+        shape = tuple(part.stop - part.start for part in self.window(step.dims, step.placement))
+        return np.broadcast_to(self.cotangent, shape)
 
     def dropped(self, step: RankStep, x: Numeric) -> Held:
-        """By masks that are drawn, not given."""
+        """Apply a mask that is drawn, not given."""
         name, rate = step.more
         mask = self.masks.drawn(name, rate, step.dims, self.window(step.dims, step.placement))
         return np.asarray(x * mask / (1 - rate))

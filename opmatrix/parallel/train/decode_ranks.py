@@ -1,5 +1,6 @@
-"""Text that ranks make together: a prompt, then a row a sequence and step, with keys and values of earlier rows in
-caches on the ranks that have their heads and layers. The largest score is the next token, which all ranks are told."""
+"""Text that ranks generate together: a prompt, then a row a sequence and step, with keys and values of earlier rows in
+caches on the ranks that have their heads and layers. The next token is the one with the largest score, which is sent to
+all ranks."""
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -30,8 +31,8 @@ from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import Split
 
 NextTokens: TypeAlias = NDArray[np.int64]
-ONE_ROW = 10 ** 9                                           # steps of single rows, told from those of prompts
-TELLING = 95_000                                            # of tokens, told from steps of values
+ONE_ROW = 10 ** 9                                           # step numbers of single rows, apart from those of prompts
+TELLING = 95_000                                            # step numbers of tokens, apart from those of values
 UNKNOWN = -1                                                # the token of a sequence that other ranks have
 
 
@@ -43,7 +44,7 @@ class CachedRank(Rank):
 
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
-        at = next(k for k, each in enumerate(self.steps) if each is step)
+        at = next(k for k, other in enumerate(self.steps) if other is step)
         if step.where is not None: v = self.appended(at, v, -1)
         elif over is monoids.softmax:
             assert not isinstance(u, Sparse)
@@ -54,13 +55,13 @@ class CachedRank(Rank):
         return super().product(step, u, v)
 
     def appended(self, at: int, new: Numeric, axis: int) -> Numeric:
-        """All rows so far of keys or values."""
+        """Append keys or values to their cache, and return all rows so far."""
         key = self.factor, at
         self.caches[key] = np.concatenate([self.caches[key], new], axis) if key in self.caches else new
         return self.caches[key]
 
     def from_past(self, where: Pattern, shape: Sequence[int]) -> Numeric:
-        """Which of the rows so far the new ones see."""
+        """Return which of the rows so far the new rows see."""
         return visibility(where, np.arange(self.past, self.past + shape[-2]), np.arange(shape[-1]))
 
 
@@ -69,9 +70,9 @@ class DecodePlan:
     """A model with the head of its vocabulary on a mesh, for prompts of some sequences of one length."""
     model: Operator
     mesh: Mesh
-    sequences: int
-    prompt: int
-    stages: Sequence[int] | None = None
+    sequences: int                                          # number of prompts
+    prompt: int                                             # tokens of each prompt
+    stages: Sequence[int] | None = None                     # layers of each pipeline stage
 
     def __post_init__(self) -> None:
         for axis in self.mesh:
@@ -87,7 +88,7 @@ class DecodePlan:
 
     @cached_property
     def plans(self) -> tuple[Partition, Partition]:
-        """One for prompts, one for a row of each sequence."""
+        """The partitions: one for prompts, one for a row of each sequence."""
         prompt, row = (partition(self.model, self.mesh, BatchSizes(self.sequences, rows), stages=self.stages)
                        for rows in (self.prompt, 1))
         return prompt, row
@@ -99,13 +100,13 @@ class DecodePlan:
 
 
 def check_causal(where: Pattern) -> None:
-    """Raises InputError for attention to rows that are not there yet."""
+    """Raise InputError for attention to later rows."""
     if where.within and where.reach == parse(CAUSAL).reach: return
     raise InputError(f"decode: attention where {where} reads later rows: only {CAUSAL!r} has caches")
 
 
 class DecodingRank:
-    """One rank with its caches; `step` is a generator that gives the next token of each sequence."""
+    """One rank with its caches; `step` is a generator that returns the next token of each sequence."""
     def __init__(self, decode: DecodePlan, place: Coordinates) -> None:
         self.decode, self.place = decode, place
         self.caches: dict[tuple[int, int], Numeric] = {}
@@ -113,7 +114,7 @@ class DecodingRank:
         self.past = 0
 
     def step(self, ids: NextTokens, meter: Meter) -> Generator[Message, Any, NextTokens]:
-        """The tokens behind some new rows, of each sequence; UNKNOWN for those of other ranks."""
+        """Return the tokens behind some new rows, for each sequence; UNKNOWN for sequences of other ranks."""
         later = int(self.past > 0)
         plan, splits = self.decode.plans[later], self.decode.splits[later]
         at = self.past + np.arange(ids.shape[1])
@@ -124,13 +125,14 @@ class DecodingRank:
             try: message = running.send(value)
             except StopIteration as end:
                 self.past += ids.shape[1]
-                found: NextTokens = end.value
-                return found
+                tokens: NextTokens = end.value
+                return tokens
             value = yield message._replace(at=message.at + later * ONE_ROW)
 
     def whole(self, plan: Partition, splits: Mapping[int, Split], feed: Feed,
               meter: Meter) -> Generator[Message, Any, NextTokens]:
-        """New rows through the stage of this rank, and what the last stage says of them."""
+        """Run new rows through the stage of this rank, and return the tokens with the largest scores of the last
+        stage."""
         value = yield from rank(plan, self.place, partial(self.factors, plan, splits, feed), meter)
         last, flat = len(plan.chain) - 1, plan.flat(self.place)
         step = splits[last].steps[splits[last].out]
@@ -145,13 +147,13 @@ class DecodingRank:
         if plan.mesh.stages is not None:
             tokens = yield Message("all_gather", plan.mesh.index(plan.mesh.stages.name), (tokens,), TELLING + 1, None,
                                    Cut("batch", 1))
-        found = np.full(self.decode.sequences, UNKNOWN)
-        found[slice(*found_at(step.dims, step.placement, plan.mesh.flat, flat).get("batch", (0, len(found))))] = tokens
-        return found
+        known = np.full(self.decode.sequences, UNKNOWN)
+        known[slice(*found_at(step.dims, step.placement, plan.mesh.flat, flat).get("batch", (0, len(known))))] = tokens
+        return known
 
     def factors(self, plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter,
                 value: Numeric | None) -> Generator[Message, Any, Numeric]:
-        """The factors of the stage, one after the other, over caches."""
+        """Run the factors of the stage, one after the other, over caches."""
         for at in range(*plan.cuts[plan.stage(place)]):
             one = CachedRank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value,
                              self.stored)
@@ -162,20 +164,20 @@ class DecodingRank:
 
 
 def known_tokens(each: Sequence[NextTokens]) -> NextTokens:
-    """The tokens of all sequences, of what ranks know of them."""
-    found: NextTokens = np.max(np.stack(each), 0)
-    return found
+    """Return the tokens of all sequences, from the tokens that each rank knows."""
+    tokens: NextTokens = np.max(np.stack(each), 0)
+    return tokens
 
 
 def decode_virtual(decode: DecodePlan, ids: NextTokens, count: int) -> NextTokens:
-    """So many tokens behind each prompt, with all ranks in this process."""
+    """Generate `count` tokens behind each prompt, with all ranks in this process."""
     ranks = {place: DecodingRank(decode, place) for place in decode.mesh.places()}
-    made, new = list[NextTokens](), ids
+    tokens, new = list[NextTokens](), ids
     for _ in range(count):
         meters = {place: Meter() for place in ranks}
         told = drive({place: one.step(new, meters[place]) for place, one in ranks.items()}, decode.mesh, meters)
-        made.append(known_tokens([*told.values()]))
-        new = made[-1][:, None]
-    return np.stack(made, 1)
+        tokens.append(known_tokens([*told.values()]))
+        new = tokens[-1][:, None]
+    return np.stack(tokens, 1)
 
 

@@ -1,5 +1,5 @@
-"""What the ranks of a stage learn: arrays, how their gradients are summed, and in which pieces the optimiser, gradients
-and weights are stored. Arrays that lie alike are one bucket, whose numbers cross at once."""
+"""The arrays that the ranks of a stage train: how their gradients are summed, and in which pieces the optimiser,
+gradients and weights are stored. Arrays that are placed alike form one bucket, whose numbers are sent together."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,20 +20,20 @@ from opmatrix.parallel.train.stage_chunks import StageChunk
 
 
 class GradientUse(NamedTuple):
-    """A gradient that a chunk gives of an array: its line, whether it is turned, over which axes ranks have parts."""
-    chunk: int
-    line: int
-    turned: bool
-    partial: tuple[int, ...]
+    """A gradient that a chunk gives of an array."""
+    chunk: int                                              # number of the chunk in its stage
+    line: int                                               # line of the gradient
+    turned: bool                                            # the gradient is that of the transposed array
+    partial: tuple[int, ...]                                # axes over which ranks have parts
 
 
 @dataclass(frozen=True)
 class LearnedArray:
-    """An array as a stage stores it, and the gradients of it. `stages` are those that learn it."""
-    key: StoredKey
-    data: Data
-    uses: tuple[GradientUse, ...]
-    stages: tuple[int, ...]
+    """An array as a stage stores it, and the gradients of it."""
+    key: StoredKey                                          # key of the array, and its placement
+    data: Data                                              # the array
+    uses: tuple[GradientUse, ...]                           # the gradients that chunks give of it
+    stages: tuple[int, ...]                                 # stages that train it, if several do
 
     @property
     def name(self) -> str: return name_of_array(self.data)
@@ -42,7 +42,8 @@ class LearnedArray:
 
     @property
     def partial(self) -> tuple[int, ...]:
-        """The axes over which some gradient is a part; one that is whole there counts on the first rank alone."""
+        """The axes over which some gradient is a part; a gradient that is whole there counts on the first rank
+        alone."""
         return tuple(sorted({k for use in self.uses for k in use.partial}))
 
     @property
@@ -51,26 +52,24 @@ class LearnedArray:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Arrays whose gradients cross together. `summed`: axes over which they are summed whole; `copied`: how those are
-    cut of which several ranks of an axis have a copy; `pieces`: axes that store the optimiser once, those that store
-    weights once first; `stages`: those among which they are summed, too; `expert_copies`: of experts the axes among
-    whose ranks there are so many copies, to which sums and pieces then are confined."""
-    number: int
-    arrays: tuple[LearnedArray, ...]
-    summed: tuple[int, ...]
-    pieces: tuple[int, ...]
-    stored: tuple[int, ...]
-    stages: tuple[int, ...]
-    copied: tuple[tuple[int, Cut], ...] = ()
-    expert_copies: tuple[tuple[int, int], ...] = ()
+    """Arrays whose gradients are sent together. Gradients of experts are summed, and stored in pieces, only among ranks
+    with copies of the same expert."""
+    number: int                                             # number of the bucket in its stage
+    arrays: tuple[LearnedArray, ...]                        # arrays of the bucket
+    summed: tuple[int, ...]                                 # axes over which gradients are summed whole
+    pieces: tuple[int, ...]                                 # axes that store the optimiser once; stored ones first
+    stored: tuple[int, ...]                                 # axes that store the weights once, too
+    stages: tuple[int, ...]                                 # stages among which gradients are summed, too
+    copied: tuple[tuple[int, Cut], ...] = ()                # states of axes on which ranks hold copies
+    expert_copies: tuple[tuple[int, int], ...] = ()         # number of copies of experts, by axis
 
     @cached_property
-    def chunks(self) -> frozenset[int]: return frozenset(k for each in self.arrays for k in each.chunks)
+    def chunks(self) -> frozenset[int]: return frozenset(k for array in self.arrays for k in array.chunks)
 
 
 def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey, Data, GradientUse]]:
-    """The gradients of a chunk by what their arrays are stored as. Raises InputError where a gradient lies otherwise
-    than its array."""
+    """Yield the gradients of a chunk, with the storage keys of their arrays. Raises InputError if a gradient is placed
+    otherwise than its array."""
     for data, line in chunk.split.pulled.gradients.items():
         lies = chunk.steps[chunk.split.places[line]].placement
         cuts = Placement(tuple((k, state) for k, state in lies.cuts if not isinstance(state, Partial)))
@@ -87,43 +86,44 @@ def placement_words(placement: Placement, chunk: StageChunk) -> str:
 
 
 def learned_arrays(stages: Mapping[int, Sequence[StageChunk]]) -> dict[int, list[LearnedArray]]:
-    """What each stage learns, by the chunks of all: any may share arrays. Raises InputError for an array that lies in
-    two ways."""
+    """Return the arrays that each stage trains, from the chunks of all stages, any of which may share arrays. Raises
+    InputError for an array with two placements."""
     by_stage: dict[int, dict[StoredKey, tuple[Data, list[GradientUse]]]] = {at: {} for at in stages}
     for at, chunks in stages.items():
         for number, chunk in enumerate(chunks):
             for key, data, use in placed_gradients(chunk, number):
                 by_stage[at].setdefault(key, (data, []))[1].append(use)
-    found: dict[int, list[LearnedArray]] = {at: [] for at in stages}
+    learned: dict[int, list[LearnedArray]] = {at: [] for at in stages}
     for at, arrays in by_stage.items():
         for key, (data, uses) in arrays.items():
-            sharing = tuple(other for other, own in by_stage.items() if key in own)
-            found[at].append(LearnedArray(key, data, tuple(uses), sharing if len(sharing) > 1 else ()))
-    check_alike([each for arrays in found.values() for each in arrays])
-    return found
+            sharing = tuple(other for other, keys in by_stage.items() if key in keys)
+            learned[at].append(LearnedArray(key, data, tuple(uses), sharing if len(sharing) > 1 else ()))
+    check_alike([array for arrays in learned.values() for array in arrays])
+    return learned
 
 
 def check_alike(found: Sequence[LearnedArray]) -> None:
-    """Raises InputError for an array that lies in two ways, or of which a part is another's, too."""
+    """Raise InputError for an array with two placements, or a part of which belongs to another array, too."""
     lies: dict[str, StoredKey] = {}
-    for each in found:
-        if lies.setdefault(each.key[0], each.key) != each.key:
-            raise InputError(f"training: {each.name}: it lies in two ways, and learns in one: cut both alike")
+    for array in found:
+        if lies.setdefault(array.key[0], array.key) != array.key:
+            raise InputError(f"training: {array.name}: it lies in two ways, and learns in one: cut both alike")
 
 
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
-    """The arrays of a stage by chunk and by how their gradients lie; what several chunks read is a bucket apart."""
-    found: dict[tuple[object, ...], list[LearnedArray]] = {}
+    """Group the arrays of a stage by chunk and by the placement of their gradients; arrays that several chunks read are
+    a bucket apart."""
+    groups: dict[tuple[object, ...], list[LearnedArray]] = {}
     mesh = plan.mesh.flat
-    for each in arrays:
-        key = each.chunks, each.partial, each.stages, each.key[1].copied, expert_copies(mesh, each.key[1])
-        found.setdefault(key, []).append(each)
-    axes, made = mesh.axes, list[Bucket]()
-    for number, own in enumerate(found.values()):
-        copies = expert_copies(mesh, own[0].key[1])
-        parts = *own[0].partial, *(k for k, _ in copies)
+    for array in arrays:
+        key = array.chunks, array.partial, array.stages, array.key[1].copied, expert_copies(mesh, array.key[1])
+        groups.setdefault(key, []).append(array)
+    axes, buckets = mesh.axes, list[Bucket]()
+    for number, members in enumerate(groups.values()):
+        copies = expert_copies(mesh, members[0].key[1])
+        parts = *members[0].partial, *(k for k, _ in copies)
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
         stored = tuple(k for k in pieces if axes[k].strategy.stored > 2 and not copies)     # rows come to whole experts
-        made.append(Bucket(number, tuple(own), tuple(k for k in parts if k not in pieces), tuple(pieces), stored,
-                           own[0].stages, own[0].key[1].copied, copies))
-    return made
+        buckets.append(Bucket(number, tuple(members), tuple(k for k in parts if k not in pieces), tuple(pieces), stored,
+                              members[0].stages, members[0].key[1].copied, copies))
+    return buckets

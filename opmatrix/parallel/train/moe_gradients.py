@@ -1,6 +1,6 @@
-"""Mixtures backward: rows of a cotangent go to the experts that forward's rows asked, which compute forward once more
-and go back; what they found for each row and for its gate comes back. One line of forward and one of backward, whose
-parts are the cotangents of rows and gate and the gradients of each stack."""
+"""The backward pass of mixtures: rows of a cotangent go to the experts that forward's rows were routed to, which
+recompute forward and run backward; the cotangents of each row and of its gate come back. There is one line of forward
+and one of backward, whose parts are the cotangents of rows and gate and the gradients of each stack."""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from opmatrix.parallel.train.backward_split import BackwardSplit
 
 MIXTURE, BACK, PART = "mixture", "mixture_back", "mixture_part"
-FoundGradients: TypeAlias = dict[int, Numeric]              # of the experts that are here, by the line of their body
+FoundGradients: TypeAlias = dict[int, Numeric]              # gradients of local experts, by line of their body
 
 
 def taught(mixture: Mixture) -> dict[int, Data]:
-    """The arrays of a mixture that learn, by the line of its body. Raises InputError for one that two lines read."""
-    found = {at: data for at, line in enumerate(mixture.body) if line.op == "act"
-             and (data := teaches(line.more[0])) is not None}
-    if len({*found.values()}) < len(found): raise refuse("an expert that reads one array twice")
-    return found
+    """Return the trained arrays of a mixture, by the line of its body. Raises InputError for an array that two lines
+    read."""
+    arrays = {at: data for at, line in enumerate(mixture.body) if line.op == "act"
+              and (data := teaches(line.more[0])) is not None}
+    if len({*arrays.values()}) < len(arrays): raise refuse("an expert that reads one array twice")
+    return arrays
 
 
 @pulls(MIXTURE)
 def pull_mixture(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     [mixture] = line.more
     x, gate = line.args
-    for each in mixture.body:
-        if each.op == "act" and each.args: check_pulled(each.more[0])
+    for body_line in mixture.body:
+        if body_line.op == "act" and body_line.args: check_pulled(body_line.more[0])
     back = pull.value(x, at).then(BACK, pull.value(gate, at), g, more=(mixture,), shape=pull.shape(x))
 
     def part(number: int, shape: Shape) -> TracedValue: return back.then(PART, more=(number,), shape=shape)
@@ -57,13 +58,13 @@ def pull_mixture(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 
 def check_pulled(matrix: Operator) -> None:
-    """Raises InputError for what an expert has no way back through."""
+    """Raise InputError for an operator of an expert that has no pullback."""
     if matrix.entrywise and not matrix.linear: derivative_of(matrix)
     elif matrix.kind not in (weight, diag): raise refuse(matrix)
 
 
 def split_mixture(split: BackwardSplit, line: Operation, args: Sequence[int]) -> int:
-    """The step that goes back through a mixture, which lies as its forward steps do."""
+    """Add the backward step of a mixture, which is placed like its forward steps."""
     [mixture] = line.more
     last = split.steps[split.combined[mixture]]
     rows, answer = mixture_steps(split.steps, split.combined[mixture])
@@ -77,20 +78,21 @@ def split_mixture(split: BackwardSplit, line: Operation, args: Sequence[int]) ->
 
 
 def split_part(split: BackwardSplit, line: Operation, back: int) -> int:
-    """A part of what came back: cotangents lie as the rows, gradients as the stacks are stored."""
+    """Add the step of a part of a mixture's backward: cotangents are placed like the rows, gradients like the stored
+    stacks."""
     [number], step = line.more, split.steps[back]
     placement = step.placement
     if number > 1:
-        own = [each for each in step.more[3] if each.op == "act" and teaches(each.more[0]) is not None]
-        placement = own[number - 2].stored
+        trained = [part for part in step.more[3] if part.op == "act" and teaches(part.more[0]) is not None]
+        placement = trained[number - 2].stored
     return split.add(RankStep(PART, (back,), line.more, split.sizes.dims(line.shape), placement, why="a part"))
 
 
 class ExpertGradients(AskingRank):
-    """What a rank does for mixtures backward."""
+    """The backward steps of mixtures on a rank."""
     def mixture_back(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
-        """Cotangents of rows and gate, and gradients of the experts that are here. Rows, their cotangents and gates go
-        to experts at once; cotangents of rows and gates come back."""
+        """Return the cotangents of rows and gate, and the gradients of the local experts. Rows, their cotangents and
+        gates go to experts at once; cotangents of rows and gates come back."""
         count, asked, axis, body = step.more
         x, g = (self.values[a].reshape(-1, self.values[a].shape[-1]) for a in (step.args[0], step.args[2]))
         gate, mine = self.gate(step.args[1], asked)
@@ -98,45 +100,46 @@ class ExpertGradients(AskingRank):
         came: ByExpert = sent
         if axis is not None: came = yield from self.exchanged(at, axis, sent)
         here = len(came) if axis is None else int(count) // self.mesh.axes[axis].count
-        matrices = [self.narrowed(each) if each.op == "act" else None for each in body]
-        answers, found = back_through(body, matrices, came, (here, x.shape[-1]), self.worked)
+        matrices = [self.narrowed(line) if line.op == "act" else None for line in body]
+        answers, gradients = back_through(body, matrices, came, (here, x.shape[-1]), self.worked)
         if axis is not None: answers = yield from self.exchanged(at, axis, answers)
         rows, gates = np.zeros_like(x), np.zeros_like(gate)
         for e, answer in enumerate(answers):
             rows[mine[:, e]] += answer[:, :-1]
             gates[mine[:, e], e] = answer[:, -1]
-        shaped = (each.reshape(self.values[a].shape) for each, a in zip((rows, gates), step.args, strict=False))
-        return (*shaped, *found), 0
+        shaped = (array.reshape(self.values[a].shape) for array, a in zip((rows, gates), step.args, strict=False))
+        return (*shaped, *gradients), 0
 
     def mixture_part(self, step: RankStep, whole: ByExpert) -> Numeric:
-        found: Numeric = whole[step.more[0]]
-        return found if found.ndim == 4 else found[None]
+        part: Numeric = whole[step.more[0]]
+        return part if part.ndim == 4 else part[None]
 
 
 def back_through(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, sizes: tuple[int, int],
                  count: CountFlops) -> tuple[ByExpert, list[Numeric]]:
-    """Cotangents of rows and of gates that came to experts, and the gradient of each stack that learns. `sizes`: how
-    many experts are here, and the columns of a row."""
+    """Return the cotangents of the rows and gates that came to experts, and the gradient of each trained stack.
+    `sizes`: the number of local experts, and the columns of a row."""
     here, wide = sizes
-    found: FoundGradients = {at: np.zeros(matrix.args[0].array.shape)
-                             for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
-                             if matrix is not None and teaches(step.more[0]) is not None}
+    gradients: FoundGradients = {at: np.zeros(matrix.args[0].array.shape)
+                                 for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
+                                 if matrix is not None and teaches(step.more[0]) is not None}
     answers = []
     for place, block in enumerate(came):
-        own = [expert_of(matrix, place % here) if matrix else None for matrix in narrowed]
+        matrices = [expert_of(matrix, place % here) if matrix else None for matrix in narrowed]
         values, x, g = [block[:, :wide]], block[:, :wide], block[:, wide:-1]
-        for at, (step, matrix) in enumerate(zip(body, own, strict=True)):
+        for at, (step, matrix) in enumerate(zip(body, matrices, strict=True)):
             if at: values.append(entry(step, matrix, [values[a] for a in step.args], count))
         back = {0: np.zeros_like(x), len(body) - 1: block[:, -1:] * g}
         for at in range(len(body) - 1, 0, -1):
-            if at in back: one_back(at, body[at], own[at], values, back, found, place % here, count)
+            if at in back: one_back(at, body[at], matrices[at], values, back, gradients, place % here, count)
         answers.append(np.concatenate([back[0], (g * values[-1]).sum(-1, keepdims=True)], -1))
-    return tuple(answers), [*found.values()]
+    return tuple(answers), [*gradients.values()]
 
 
 def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[Numeric], back: FoundGradients,
              found: FoundGradients, e: int, count: CountFlops) -> None:
-    """The cotangent of one line of an expert, given to what it takes and to what it learns."""
+    """Run backward through one line of an expert: give its cotangent to its operands, and the gradient to its trained
+    array."""
     g = back.pop(at)
 
     def give(arg: int, more: Numeric) -> None:
@@ -165,8 +168,8 @@ def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[
 
 
 def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
-    """The axes among whose ranks there are copies of an expert, and how many, of an array that ranks have expert by
-    expert; none for another array. Raises InputError where experts lie across parts of axes."""
+    """Return the axes whose ranks have copies of an expert, with the number of copies, for an array that ranks have
+    expert by expert; empty for another array. Raises InputError if experts lie across parts of axes."""
     axis = mesh.experts
     if axis is None or stored.on(mesh.index(axis.name)) is None: return ()
     if prod([mesh.axes[k].ranks for k in mesh.folded]) == axis.ranks: return ()
@@ -174,8 +177,9 @@ def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
 
 
 def back_flops(step: RankStep, widths: Sequence[Any]) -> sympy.Expr:
-    """Operations that a row takes backward: forward again, the cotangent of what each weight takes, its gradient."""
+    """Return the operations that a row takes backward: forward recomputed, the cotangent of each weight's operand, and
+    the gradient of the weight."""
     body = step.more[3]
-    return 3 * sum((sympy.sympify(2 * widths[each.args[0]] * own) for each, own in zip(body, widths, strict=True)
-                    if each.op == "act" and each.args and contracts(each.more[0])), sympy.Integer(0))
+    return 3 * sum((sympy.sympify(2 * widths[line.args[0]] * width) for line, width in zip(body, widths, strict=True)
+                    if line.op == "act" and line.args and contracts(line.more[0])), sympy.Integer(0))
 

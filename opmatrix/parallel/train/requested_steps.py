@@ -1,4 +1,4 @@
-"""What a step of training is: what was asked of it, and the partition, the order and the sums that follow."""
+"""A step of training: its request, and the partition, the order and the sums that follow."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -22,14 +22,13 @@ from opmatrix.parallel.train.stage_chunks import StageChunk, stage_chunks
 
 
 class TrainAsked(NamedTuple):
-    """How a step of training is run: the rate of Adam, the schedule, micro-batches of a step, what is kept, the share
-    of entries that layers drop, and the seed by which they are drawn."""
-    rate: float = 1e-3
-    schedule: str = USUAL_SCHEDULE.name
-    micro_batches: int = 1
-    keep: str = "units"
-    dropout: float = 0
-    seed: int = 0
+    """The request for a step of training."""
+    rate: float = 1e-3                                      # learning rate of Adam
+    schedule: str = USUAL_SCHEDULE.name                     # name of the pipeline schedule
+    micro_batches: int = 1                                  # micro-batches of a step
+    keep: str = "units"                                     # checkpoint policy: the values saved for backward
+    dropout: float = 0                                      # share of entries that layers drop
+    seed: int = 0                                           # seed by which dropped entries are drawn
 
     @property
     def kind(self) -> ChunkedSchedule: return pipeline_kind(self.schedule)
@@ -39,7 +38,7 @@ USUAL = TrainAsked()
 
 
 def check_train_asked(asked: TrainAsked) -> None:
-    """Raises InputError for a schedule that ranks do not run, for a rate that is none, and for dropping all."""
+    """Raise InputError for a schedule that ranks do not run, for an invalid rate, and for dropping all entries."""
     if not asked.kind.schedule.runs:
         raise InputError(f"schedule {asked.schedule}: ranks run {spelled(RUN_BY_RANKS)}; others are run in time alone "
                          "(partition --train)")
@@ -49,8 +48,8 @@ def check_train_asked(asked: TrainAsked) -> None:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """A partition of a model whose result is a loss a row, for micro-batches of its sizes. A stage of the partition is
-    a leg of the way through the model: of an interleaved schedule a rank has several."""
+    """A partition of a model whose result is a loss a row, for micro-batches of its sizes. Each stage of the partition
+    is a virtual stage, called a leg here: with an interleaved schedule a rank has several."""
     plan: Partition
     asked: TrainAsked = USUAL
 
@@ -65,12 +64,12 @@ class TrainPlan:
     def legs(self) -> int: return len(self.plan.stages)
     @property
     def stages(self) -> int:
-        """Stages of the pipeline, each of which has as many legs as the schedule has chunks."""
+        """The stages of the pipeline, each of which has as many virtual stages as the schedule has chunks."""
         return self.legs // self.asked.kind.chunks
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The ranks. That of the partition has a stage for each leg."""
+        """The mesh of the ranks. The mesh of the partition has a stage for each virtual stage."""
         mesh, along = self.plan.mesh, self.plan.mesh.stages
         return replace(mesh, axes=tuple(replace(axis, ranks=self.stages) if axis is along else axis for axis in mesh))
 
@@ -82,13 +81,13 @@ class TrainPlan:
 
     @cached_property
     def chunks(self) -> dict[int, list[StageChunk]]:
-        """The chunks of every stage, leg by leg: arrays may be shared between any."""
+        """The chunks of every stage, one virtual stage after the other; any of them may share arrays."""
         return {stage: [chunk for leg in self.legs_of(stage) for chunk in self.by_leg[leg]]
                 for stage in range(self.stages)}
 
     def chunk_numbers(self, leg: int) -> range:
-        """The chunks of a leg, by their numbers on its stage."""
-        first = sum(len(self.by_leg[each]) for each in range(leg % self.stages, leg, self.stages))
+        """Return the chunks of a virtual stage, by their numbers on its stage."""
+        first = sum(len(self.by_leg[other]) for other in range(leg % self.stages, leg, self.stages))
         return range(first, first + len(self.by_leg[leg]))
 
     @cached_property
@@ -97,25 +96,25 @@ class TrainPlan:
 
     @cached_property
     def order(self) -> list[list[Task]]:
-        """The tasks of each stage; their chunks are legs."""
+        """The tasks of each stage; their chunks are virtual stages."""
         return self.asked.kind.tasks(self.stages, self.asked.micro_batches).order
 
     @property
     def rows(self) -> int:
-        """Rows of a whole batch, of each of which there is a loss."""
+        """The rows of a whole batch, each of which has a loss."""
         return int(self.plan.sizes.sequences) * self.asked.micro_batches * int(self.plan.sizes.tokens)
 
     def feeds(self, whole: Feed) -> list[Feed]:
-        """The micro-batches of a batch, one after the other."""
+        """Return the micro-batches of a batch, one after the other."""
         n = int(self.plan.sizes.sequences)
-        return [Feed(whole.x[lo:lo + n], {name: each[lo:lo + n] for name, each in whole.fields.items()},
-                     {name: each[lo:lo + n] for name, each in whole.inputs.items()}, whole.relations, whole.even)
+        return [Feed(whole.x[lo:lo + n], {name: array[lo:lo + n] for name, array in whole.fields.items()},
+                     {name: array[lo:lo + n] for name, array in whole.inputs.items()}, whole.relations, whole.even)
                 for lo in range(0, n * self.asked.micro_batches, n)]
 
     def losses(self, results: Mapping[Coordinates, Numeric]) -> Numeric:
-        """The loss of each row of each micro-batch, of what the ranks of the last stage have of them."""
+        """Return the loss of each row of each micro-batch, from the parts of the ranks of the last stage."""
         chunk, mesh = self.by_leg[-1][-1], self.plan.mesh.flat
-        ends = {self.plan.flat(place): each for place, each in results.items()
+        ends = {self.plan.flat(place): part for place, part in results.items()
                 if self.plan.stage(place) == self.stages - 1}
-        return np.stack([assembled(chunk.steps[chunk.out], {place: each[m] for place, each in ends.items()}, mesh)
+        return np.stack([assembled(chunk.steps[chunk.out], {place: part[m] for place, part in ends.items()}, mesh)
                          for m in range(self.asked.micro_batches)])

@@ -1,4 +1,4 @@
-"""A stage as training runs it: its layers, and what stands before and behind them, each with forward and backward steps
+"""A stage as training runs it: its layers, and the factors before and behind them, each with forward and backward steps
 over its own arrays."""
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.train.backward_split import BackwardSplit
 
 SizesHeld: TypeAlias = dict[int, int]                       # numbers of values by their steps
-Lives: TypeAlias = list[tuple[int, list[int]]]              # steps, each with the values that none reads behind it
+Lives: TypeAlias = list[tuple[int, list[int]]]              # steps, each with the values that are dead behind it
 
 
 @dataclass(frozen=True)
 class StageChunk:
-    """Factors `lo` to `hi`, forward and back. Steps of forward run first; backward reads some of their values later."""
+    """Factors `lo` to `hi`, forward and backward. Steps of forward run first; backward reads some of their values
+    later."""
     lo: int
     hi: int
     split: BackwardSplit
@@ -35,20 +36,20 @@ class StageChunk:
 
     @property
     def cotangent(self) -> int | None:
-        """The step of the cotangent of what the chunk begins with; None for tokens, which have none."""
+        """The step of the cotangent of the chunk's input; None for tokens, which have no cotangent."""
         line = self.split.pulled.x
         return None if line is None else self.split.places[line]
 
     @cached_property
     def forward(self) -> list[int]:
-        """The steps that the result and what is kept take."""
+        """The steps that the result and the saved values need."""
         todo = [self.out, *(arg for step in self.steps if step.op == "kept" for arg in step.args)]
-        found = set[int]()
+        needed = set[int]()
         while todo:
-            if (at := todo.pop()) in found: continue
-            found.add(at)
+            if (at := todo.pop()) in needed: continue
+            needed.add(at)
             todo += self.steps[at].args
-        return sorted(found)
+        return sorted(needed)
 
     @cached_property
     def backward(self) -> list[int]:
@@ -57,9 +58,9 @@ class StageChunk:
 
     @cached_property
     def saved(self) -> frozenset[int]:
-        """Values of forward that backward reads."""
-        own = {*self.forward}
-        return frozenset(a for at in self.backward for a in self.steps[at].args if a in own)
+        """The values of forward that backward reads."""
+        ahead = {*self.forward}
+        return frozenset(a for at in self.backward for a in self.steps[at].args if a in ahead)
 
     @cached_property
     def gradients(self) -> dict[int, int]:
@@ -68,7 +69,7 @@ class StageChunk:
 
     @cached_property
     def asked(self) -> frozenset[int]:
-        """Values of backward that are asked for: gradients, and the cotangent."""
+        """The values of backward that are requested: gradients, and the cotangent."""
         return frozenset(self.gradients.values()) | ({self.cotangent} if self.cotangent is not None else set())
 
     @cached_property
@@ -81,17 +82,17 @@ class StageChunk:
 
     @cached_property
     def there(self) -> Lives:
-        """The steps of forward; what backward reads, and the result, stay."""
+        """The steps of forward; values that backward reads, and the result, stay."""
         return self.lives(self.forward, self.saved | {self.out})
 
     @cached_property
     def back(self) -> Lives:
-        """The steps of backward; what is asked for stays."""
+        """The steps of backward; requested values stay."""
         return self.lives(self.backward, self.asked)
 
     def walked(self, way: Lives, sizes: SizesHeld, size: Callable[[sympy.Expr], int]) -> int:
-        """The most numbers that are held while some steps run, by the formulas; `sizes` are those that are held before,
-        and then those that are held behind them. `size`: a formula on a rank."""
+        """Return the most numbers that are held while some steps run, by the formulas. `sizes`: numbers that are held
+        before, updated to those that are held behind the steps. `size`: evaluates a formula on a rank."""
         most, now = 0, sum(sizes.values())
         for at, gone in way:
             step = self.steps[at]
@@ -104,9 +105,9 @@ class StageChunk:
 
 
 def stage_chunks(plan: Partition, stage: int, keep: Keep = "units", dropout: float = 0) -> list[StageChunk]:
-    """The chunks of a stage, in order. A policy and a rate of dropout are of layers; what stands before and behind them
-    keeps its units, and drops nothing. Raises InputError for what has no pullback."""
-    found = layers(plan.chain)
-    starts = {lo for lo, _ in found}
+    """Return the chunks of a stage, in order. A policy and a rate of dropout are those of layers; factors before and
+    behind them save their units, and drop no entries. Raises InputError for an operator that has no pullback."""
+    spans_of_layers = layers(plan.chain)
+    starts = {lo for lo, _ in spans_of_layers}
     return [StageChunk(lo, hi, split_both_ways(plan, lo, hi, *((keep, dropout) if lo in starts else ("units",))))
-            for lo, hi in spans(*plan.cuts[stage], found)]
+            for lo, hi in spans(*plan.cuts[stage], spans_of_layers)]

@@ -1,5 +1,5 @@
 """A rank that trains: micro-batches through its stage in the order of a schedule, gradients summed over the ranks that
-have parts of them, a step of Adam on what this rank stores of the optimiser, new numbers gathered."""
+have parts of them, a step of Adam on the optimiser state that this rank stores, new weights gathered."""
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -25,28 +25,26 @@ from opmatrix.parallel.train.drop_masks import DropMasks
 from opmatrix.parallel.train.learned_arrays import Bucket
 from opmatrix.parallel.train.requested_steps import TrainPlan
 
-GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # of weights, told from steps of values
-VERSIONS = count()                                          # of arrays, so that no two are taken for one
+GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # step numbers of weights, apart from those of values
+VERSIONS = count()                                          # version numbers that keep the keys of arrays unique
 
 
 class LossNotFinite(ArithmeticError):
-    """A loss, or a gradient, that is no number."""
+    """A loss, or a gradient, that is not finite."""
 
 
 @dataclass
 class Shard:
-    """What a rank stores of a bucket: its numbers, a piece where an axis stores weights once, and the optimiser's for
-    those of which it has them. `shapes`: of its arrays on this rank, whole where they are stored in pieces; `sizes`:
-    their numbers in all, and behind each axis that stores a piece of them."""
-    bucket: Bucket
-    flat: Numeric
-    shapes: Sequence[tuple[int, ...]]
-    sizes: Sequence[int]
-    adam: Adam
+    """The part of a bucket that a rank stores."""
+    bucket: Bucket                                          # the bucket
+    flat: Numeric                                           # its numbers; a piece if an axis stores weights once
+    shapes: Sequence[tuple[int, ...]]                       # shapes of its arrays on this rank, when gathered
+    sizes: Sequence[int]                                    # numbers in all, and behind each axis of pieces
+    adam: Adam                                              # optimiser of the numbers that the rank updates
 
 
 class TrainingRank:
-    """One rank with its numbers; `step` is a generator, as ranks are."""
+    """One rank with its weights; `step` is a generator, like the runs of other ranks."""
     def __init__(self, train: TrainPlan, place: Coordinates) -> None:
         self.train, self.plan, self.place, self.flat_place = train, train.plan, place, train.plan.flat(place)
         self.stage, self.steps = self.plan.stage(place), 0
@@ -59,37 +57,38 @@ class TrainingRank:
         self.shards = [self.beginning(bucket) for bucket in self.buckets]
 
     def stored(self, data: Data, key: StoredKey) -> Data:
-        """What this rank has of an array at the beginning."""
+        """Return the part of an array that this rank has at the beginning."""
         base = data.base or data
         return sliced_at(base, found_at(stored_dims(base), key[1], self.mesh, self.flat_place))
 
     def beginning(self, bucket: Bucket) -> Shard:
-        arrays = [self.arrays[each.key].array for each in bucket.arrays]
-        flat = np.concatenate([each.ravel() for each in arrays]).astype(np.float64)
+        arrays = [self.arrays[array.key].array for array in bucket.arrays]
+        flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
         sizes = [len(flat)]
         for k in bucket.pieces:
-            own = self.own_piece(bucket, k, sizes[-1])
-            sizes.append(own.stop - own.start)
-            if k in bucket.stored: flat = flat[own]
-        found = Shard(bucket, flat, [each.shape for each in arrays], sizes, Adam(self.train.asked.rate))
+            part = self.own_piece(bucket, k, sizes[-1])
+            sizes.append(part.stop - part.start)
+            if k in bucket.stored: flat = flat[part]
+        shard = Shard(bucket, flat, [array.shape for array in arrays], sizes, Adam(self.train.asked.rate))
         if bucket.stored: self.drop(bucket)
-        return found
+        return shard
 
     def own_piece(self, bucket: Bucket, k: int, size: int) -> slice:
-        """What this rank stores of a bucket among those that store pieces of it on an axis."""
+        """Return the slice of a bucket that this rank stores, among the ranks that store pieces of it on an axis."""
         among = self.among(bucket, k)
         if not among: return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
         return slice(*bounds(size, len(among), among.index(self.flat_place[k])))
 
     def among(self, bucket: Bucket, k: int) -> tuple[int, ...]:
-        """The ranks of an axis that have the same experts as this one; none for what is no expert's."""
+        """Return the ranks of an axis that have the same experts as this one; empty for arrays of no expert."""
         n, copies = self.mesh.axes[k].count, dict(bucket.expert_copies).get(k)
         return () if copies is None else tuple(range(self.flat_place[k] % (n // copies), n, n // copies))
 
     # One step.
 
     def step(self, feeds: Sequence[Feed], meter: Meter) -> Generator[Message, Any, Numeric]:
-        """A step of training; what this rank has of the losses of each micro-batch's rows. Raises LossNotFinite."""
+        """Run a step of training, and return this rank's part of the losses of each micro-batch's rows. Raises
+        LossNotFinite."""
         self.meter, self.held = meter, HeldNumbers(meter)
         self.steps += 1
         self.passes: dict[tuple[int, int], list[ChunkPass]] = {}
@@ -102,7 +101,7 @@ class TrainingRank:
         return np.stack([losses[m] for m in sorted(losses)])
 
     def ahead(self, micro: int, leg: int, feed: Feed) -> Generator[Message, Any, Numeric]:
-        """A micro-batch forward through a leg."""
+        """Run a micro-batch forward through a virtual stage."""
         along, passes, (lo, hi) = self.along, list[ChunkPass](), self.plan.cuts[leg]
         asked, first = self.train.asked, micro * int(self.plan.sizes.sequences)
         value: Numeric | None = None
@@ -124,7 +123,8 @@ class TrainingRank:
         return value
 
     def back(self, micro: int, leg: int) -> Generator[Message, Any, None]:
-        """A micro-batch back through a leg: its gradients are added to those of others."""
+        """Run a micro-batch backward through a virtual stage; its gradients are added to those of other
+        micro-batches."""
         along, (lo, hi) = self.along, self.plan.cuts[leg]
         g: Any = 1 / self.train.rows
         if leg < self.train.legs - 1: [g] = yield Message("take_back", along, (), hi)
@@ -143,20 +143,20 @@ class TrainingRank:
     def along(self) -> int: return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
 
     def add_gradients(self, number: int, found: Mapping[int, Numeric]) -> None:
-        """Adds what a chunk gives to the gradients of its arrays, as these are stored."""
+        """Add the gradients of a chunk to those of its arrays, in the layout in which the arrays are stored."""
         for shard in self.shards:
-            for each in shard.bucket.arrays:
-                for use in each.uses:
+            for array in shard.bucket.arrays:
+                for use in array.uses:
                     if use.chunk != number: continue
                     g = found[use.line]
                     if use.turned: g = g.swapaxes(-1, -2)
-                    if any(self.flat_place[k] for k in each.partial if k not in use.partial): g = np.zeros_like(g)
-                    own = self.gradients.get(each.key)
-                    if own is None: self.held.change(g.size)
-                    self.gradients[each.key] = np.array(g) if own is None else own + g
+                    if any(self.flat_place[k] for k in array.partial if k not in use.partial): g = np.zeros_like(g)
+                    total = self.gradients.get(array.key)
+                    if total is None: self.held.change(g.size)
+                    self.gradients[array.key] = np.array(g) if total is None else total + g
         self.held.look()
 
-    # Weights that are stored in pieces are there while a chunk runs.
+    # Weights that are stored in pieces are gathered while a chunk runs.
 
     def gather(self, number: int) -> Generator[Message, Any, None]:
         for shard in self.shards:
@@ -170,36 +170,37 @@ class TrainingRank:
             if shard.bucket.stored and number in shard.bucket.chunks: self.drop(shard.bucket)
 
     def drop(self, bucket: Bucket) -> None:
-        for each in bucket.arrays: self.arrays.pop(each.key, None)
+        for array in bucket.arrays: self.arrays.pop(array.key, None)
 
     def whole(self, shard: Shard, own: Numeric, k: int, after: int) -> Generator[Message, Any, Numeric]:
-        """A bucket, as it is before an axis stores pieces of it, of the pieces of all."""
+        """Gather a bucket from the pieces of all ranks of an axis that stores pieces of it."""
         whole = shard.sizes[shard.bucket.pieces.index(k)]
-        found: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(shard.bucket, after), None,
-                                       Cut("batch", whole), units=whole, among=self.among(shard.bucket, k))
-        return found
+        gathered: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(shard.bucket, after), None,
+                                          Cut("batch", whole), units=whole, among=self.among(shard.bucket, k))
+        return gathered
 
     def named(self, bucket: Bucket, after: int) -> int:
-        """Where a crossing of a bucket is: by its first chunk."""
+        """Return the step number of a bucket's collective, from its first chunk."""
         return self.chunks[min(bucket.chunks)].lo * STEPS + after + bucket.number
 
     def put(self, shard: Shard, flat: Numeric) -> None:
-        """The arrays of a bucket are these numbers now."""
+        """Replace the arrays of a bucket by these numbers."""
         at = 0
-        for each, shape in zip(shard.bucket.arrays, shard.shapes, strict=True):
+        for array, shape in zip(shard.bucket.arrays, shard.shapes, strict=True):
             size = prod(shape)
-            made = Data(flat[at:at + size].reshape(shape))
-            made.key = f"{each.key[0]} version {next(VERSIONS)}"
-            made.T.key = f"{made.key}.T"
-            self.arrays[each.key], at = made, at + size
+            data = Data(flat[at:at + size].reshape(shape))
+            data.key = f"{array.key[0]} version {next(VERSIONS)}"
+            data.T.key = f"{data.key}.T"
+            self.arrays[array.key], at = data, at + size
 
     def learn(self, shard: Shard) -> Generator[Message, Any, None]:
-        """Sums the gradients of a bucket, and takes a step on what this rank stores of it. Raises LossNotFinite."""
+        """Sum the gradients of a bucket, and take a step on the part of it that this rank stores. Raises
+        LossNotFinite."""
         bucket = shard.bucket
         at = self.named(bucket, SUMMING)
-        flat = np.concatenate([self.gradients[each.key].ravel() for each in bucket.arrays])
+        flat = np.concatenate([self.gradients[array.key].ravel() for array in bucket.arrays])
         self.held.look(flat.size)
-        self.check_finite(bucket, flat)                     # whose they are is not known behind a sum
+        self.check_finite(bucket, flat)                     # behind a sum their array is not known
         for k, state in bucket.copied:
             holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
             flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
@@ -212,36 +213,36 @@ class TrainingRank:
             flat = yield Message("all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum,
                                  among=bucket.stages)
         self.check_finite(bucket, flat)
-        own, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
-        for k in apart: own = own[self.own_piece(bucket, k, len(own))]
-        new = shard.adam.step({"": own}, {"": flat})[""]
+        weights, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
+        for k in apart: weights = weights[self.own_piece(bucket, k, len(weights))]
+        new = shard.adam.step({"": weights}, {"": flat})[""]
         for k in reversed(apart): new = yield from self.whole(shard, new, k, RENEWING)
         shard.flat = new
         if not bucket.stored: self.put(shard, new)
 
     def check_finite(self, bucket: Bucket, flat: Numeric) -> None:
-        """Raises LossNotFinite for a gradient that is no number, or too large for one."""
+        """Raise LossNotFinite for a gradient that is no number, or too large for one."""
         if np.isfinite(flat).all(): return
         raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
                             f"{self.train.asked.rate:g} may help")
 
     def shared_at(self, bucket: Bucket) -> int:
-        """Where a sum between stages is, which all of them must call alike."""
-        shared = sorted({each.key[0] for own in self.train.buckets.values() for one in own if one.stages
-                         for each in one.arrays})
+        """Return the step number of a sum between stages, which must be the same on all of them."""
+        shared = sorted({array.key[0] for buckets in self.train.buckets.values() for one in buckets if one.stages
+                         for array in one.arrays})
         return SUMMING + shared.index(bucket.arrays[0].key[0])
 
 
 @dataclass(frozen=True)
 class TrainRan:
-    """Steps of training: the mean loss of each, what each rank counted in the last, its ranks."""
-    losses: Sequence[float]
-    meters: Mapping[Coordinates, Meter]
-    ranks: Mapping[Coordinates, TrainingRank]
+    """The result of steps of training."""
+    losses: Sequence[float]                                 # mean loss of each step
+    meters: Mapping[Coordinates, Meter]                     # counts of each rank in the last step
+    ranks: Mapping[Coordinates, TrainingRank]               # the ranks, with their weights
 
 
 def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
-    """Steps of training with all ranks in this process."""
+    """Run steps of training with all ranks in this process."""
     ranks = {place: TrainingRank(train, place) for place in train.mesh.places()}
     losses, feeds, meters = list[float](), train.feeds(feed), dict[Coordinates, Meter]()
     for _ in range(steps):
@@ -252,7 +253,7 @@ def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
 
 def virtual_step(train: TrainPlan, ranks: Mapping[Coordinates, TrainingRank],
                  feeds: Sequence[Feed]) -> tuple[float, dict[Coordinates, Meter]]:
-    """One step of ranks in this process: the mean loss, and what each counted."""
+    """Run one step of ranks in this process, and return the mean loss and the counts of each rank."""
     meters = {place: Meter() for place in ranks}
     running = {place: rank.step(feeds, meters[place]) for place, rank in ranks.items()}
     return float(train.losses(drive(running, train.mesh, meters)).mean()), meters

@@ -1,1 +1,1 @@
-"""Where the values of a program lie: an order of steps with the least peak, slots in an arena, plans of memory."""
+"""Memory of the values of a program: an order of steps with the least peak, slots in an arena, plans of memory."""

@@ -1,9 +1,9 @@
-"""In which order steps run: the one whose buffers need the least memory (register sufficiency: Sethi 1975, for whole
-buffers).
+"""The order in which steps run: the one whose buffers need the least memory (register sufficiency: Sethi 1975, for
+whole buffers).
 
-What is alive depends on which steps are done, not on the order that they were done in. So orders are paths through sets
-of done steps, and the least peak is a bottleneck path. A step that frees at least what it takes, and whose own moment
-is not above a peak that is paid anyway, may go first: what is alive only falls by it, whatever else is done before."""
+The set of live buffers depends on the set of done steps, not on their order. So orders are paths through sets of done
+steps, and the least peak is a bottleneck path. A step that frees at least as much as it takes, and whose own moment is
+not above a peak that is reached anyway, may go first: it only lowers the live bytes, whatever else is done before."""
 import heapq
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -18,14 +18,15 @@ from opmatrix.runtime.schedule import Call, Schedule, homes
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
-KEPT = 64                                                   # answers
-FOUND: "dict[tuple[object, ...], Order]" = {}                             # for schedules whose buffers are alike
-STATES, WORK = 50_000, 60_000                                # sets of done steps; such sets, or plans, times steps
+KEPT = 64                                                   # answers that are cached
+FOUND: "dict[tuple[object, ...], Order]" = {}               # cached answers, by the buffers of a schedule
+STATES, WORK = 50_000, 60_000                               # bounds: sets of done steps; sets, or plans, times steps
 
 
 class Order(NamedTuple):
-    """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes alive at one step,
-    which no order has fewer of (0: not known); whether no order is planned with fewer bytes either."""
+    """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes live at one step,
+    which no order has fewer of (0: not known); and whether it is proved that no order is planned with fewer bytes
+    either."""
     steps: tuple[int, ...]
     peak: int
     floor: int
@@ -44,30 +45,30 @@ class StepGraph:
         self.real = [i for i, call in enumerate(calls) if not (call.kernel.view or call.kernel.is_input)]
         entered = sum(1 << i for i, call in enumerate(calls) if call.kernel.is_input)
         self.size = [call.shape.size.at(extents) for call in calls]
-        self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) & ~entered for call in calls]
+        self.needs = [sum(1 << root for root in {base[v] for v in call.values.values()}) & ~entered for call in calls]
         self.readers = [0] * len(calls)
         for i in self.real:
             for v in calls[i].values.values(): self.readers[base[v]] |= 1 << i
         self.kept, self.all = {base[at] for at in outputs}, sum(1 << i for i in self.real)
 
     def alive(self, done: int) -> int:
-        """Bytes of results that somebody still reads, or that are the output."""
+        """Return the bytes of results that a later step reads, or that are the output."""
         return sum(self.size[i] for i in self.real if done >> i & 1 and self.held(i, done))
 
     def held(self, i: int, done: int) -> bool:
-        """Whether the result of step i is still read, or is the output."""
+        """True if the result of step i is still read, or is the output."""
         return i in self.kept or bool(self.readers[i] & ~done)
 
     def ready(self, done: int) -> list[int]:
-        """Steps that can be next."""
+        """Return the steps that can be next."""
         return [i for i in self.real if not done >> i & 1 and not self.needs[i] & ~done]
 
     def moment(self, i: int, done: int, alive: int) -> int:
-        """Bytes while step i runs: what is alive, and its result, unless that lies in the buffer of an operand."""
+        """Return the bytes while step i runs: the live bytes and its result, unless that is written over an operand."""
         return alive + (0 if self.over(i, done) else self.size[i])
 
     def over(self, i: int, done: int) -> bool:
-        """Whether step i may write over its operand: as `schedule.over` decides, in terms of what is done."""
+        """True if step i may write over its operand: as `schedule.over` decides, in terms of the done steps."""
         call = self.calls[i]
         if call.kernel.inplace is None: return False
         v = call.values[call.kernel.inplace]
@@ -78,11 +79,12 @@ class StepGraph:
             v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
 
     def free(self, i: int, done: int, alive: int, peak: int) -> bool:
-        """Whether step i may go first: it adds nothing to what is alive, nor to the peak."""
+        """True if step i may go first: it raises neither the live bytes nor the peak."""
         return self.moment(i, done, alive) <= peak and self.alive(done | 1 << i) <= alive
 
     def cuts(self) -> list[int]:
-        """Sets of done steps that every order goes through: those up to a step that all others come before or after."""
+        """Return sets of done steps that every order goes through: those up to a step that all others come before or
+        after."""
         before, after = [0] * len(self.calls), [0] * len(self.calls)
         for i in self.real:
             for j in each_step(self.needs[i]): before[i] |= before[j] | 1 << j
@@ -91,30 +93,31 @@ class StepGraph:
         return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
 
     def within(self, done: int, goal: int) -> "StepGraph":
-        """The graph between two sets of done steps, of this one's steps: those that are still to be done, and those
-        whose results are still read. What is no longer read before never is again."""
-        found = copy(self)
-        found.real = [*(i for i in self.real if done >> i & 1 and self.held(i, done)), *each_step(goal & ~done)]
-        return found
+        """Return the graph between two sets of done steps: the steps that are still to be done, and those whose results
+        are still read. A result without readers left is never read again."""
+        graph = copy(self)
+        graph.real = [*(i for i in self.real if done >> i & 1 and self.held(i, done)), *each_step(goal & ~done)]
+        return graph
 
     def path(self, most: int = STATES) -> tuple[int, list[int], bool]:
-        """The least peak of what is alive, an order that has it, and whether it is the least: `most` sets of done steps
-        are looked at, between two cuts at a time; where that is not enough, what is done next is what adds least."""
+        """Return the least peak of live bytes, an order that has it, and whether it is proved to be the least. At most
+        `most` sets of done steps are visited, between two cuts at a time; if these are too few, the next step is the
+        one that adds least."""
         done, peak, order, least = 0, 0, list[int](), True
         near = self
         for goal in self.cuts():
-            near = near.within(done, goal)                  # else each of n steps is looked at n times
-            found, looked = near.between(done, goal, peak, most)
+            near = near.within(done, goal)                  # the smaller graph saves visiting n steps n times
+            answer, looked = near.between(done, goal, peak, most)
             most -= looked
-            least = least and found is not None
-            reached, steps = found or near.greedy(done, goal)
+            least = least and answer is not None
+            reached, steps = answer or near.greedy(done, goal)
             done, peak, order = goal, max(peak, reached), order + steps
         return peak, order, least
 
     def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
-        """The least peak from one set of done steps to another, after one that is paid, and its order; None if `most`
-        sets are too few; how many were looked at."""
-        queue: list[tuple[int, int, int]] = [(paid, 0, start)]       # peak, steps done (negative: the most first), done
+        """Find the least peak from one set of done steps to another, after a peak `paid`, with its order; None if
+        `most` sets are too few. Return also the number of visited sets."""
+        queue: list[tuple[int, int, int]] = [(paid, 0, start)]      # peak, minus the number of done steps, done steps
         best, came = {start: paid}, dict[int, tuple[int, int]]()
         while queue and len(best) <= most:
             peak, _, done = heapq.heappop(queue)
@@ -131,7 +134,8 @@ class StepGraph:
         return None, len(best)
 
     def greedy(self, done: int, goal: int) -> tuple[int, list[int]]:
-        """Always the step that leaves least alive, of those the one that needs least meanwhile."""
+        """Return the peak and order of the greedy choice: always the step that leaves the fewest bytes live, of those
+        the one that needs least meanwhile."""
         peak, order = 0, list[int]()
         while done != goal:
             alive = self.alive(done)
@@ -142,7 +146,7 @@ class StepGraph:
         return peak, order
 
     def below(self, peak: int) -> Iterator[list[int] | None]:
-        """Every order in which always fewer bytes than `peak` are alive; None for every set of done steps on the
+        """Yield every order in which always fewer bytes than `peak` are live; None for every set of done steps on the
         way."""
         stack: list[tuple[int, list[int]]] = [(0, [])]
         while stack:
@@ -155,21 +159,21 @@ class StepGraph:
             stack += [(done | 1 << i, [*order, i]) for i in self.ready(done) if self.moment(i, done, alive) < peak]
 
     def whole(self, order: Sequence[int]) -> tuple[int, ...]:
-        """What enters first, and every view right behind what it shows."""
+        """Return an order of all steps: inputs first, and every view right behind the step that it shows."""
         views: dict[int, list[int]] = {}
         for i in range(len(self.calls)):
             if self.base[i] != i: views.setdefault(self.base[i], []).append(i)
         entered = [i for i, call in enumerate(self.calls) if call.kernel.is_input]
-        return tuple(each for i in (*entered, *order) for each in (i, *views.get(i, ())))
+        return tuple(step for i in (*entered, *order) for step in (i, *views.get(i, ())))
 
     @cached_property
     def given(self) -> tuple[int, ...]:
-        """The order that the steps came in."""
+        """The order of the schedule."""
         return tuple(range(len(self.calls)))
 
 
 def each_step(steps: int) -> Iterator[int]:
-    """The numbers of a set of steps, the lowest first."""
+    """Yield the numbers of a set of steps, the lowest first."""
     while steps:
         lowest = steps & -steps
         yield lowest.bit_length() - 1
@@ -177,7 +181,7 @@ def each_step(steps: int) -> Iterator[int]:
 
 
 def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
-    """The steps that led from one set of done ones to another."""
+    """Return the steps that led from one set of done steps to another."""
     order: list[int] = []
     while done != start:
         done, i = came[done]
@@ -186,14 +190,14 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 
 def least_peak(schedule: Schedule, extents: Extents) -> Order:
-    """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another
-    takes fewer. An order that is planned at the floor is proved best; else all orders that could be better are planned,
-    as many as WORK allows. Programs of a front that differ in stored numbers alone have one answer, which is sought
-    once."""
+    """Return the order whose planned buffers take the fewest bytes for a batch of this size; that of the schedule
+    unless another takes fewer. An order that is planned at the floor is proved best; else all orders that could be
+    better are planned, as many as WORK allows. Programs of a front that differ in stored numbers alone have one answer,
+    which is searched once."""
     asked = tuple(schedule.results), extents, tuple(
         (call.kernel.is_input, call.kernel.view, call.kernel.inplace, tuple(call.values.items()), call.shape)
         for call in schedule.calls)
-    if (known := FOUND.get(asked)) is not None: return known                 # read once: other threads fill it, too
+    if (known := FOUND.get(asked)) is not None: return known                 # a single read: other threads change it
     answer = sought(schedule, extents)
     if len(FOUND) >= KEPT: FOUND.clear()
     FOUND[asked] = answer
@@ -202,27 +206,27 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
 
 def sought(schedule: Schedule, extents: Extents) -> Order:
     graph = StepGraph(schedule.calls, schedule.results, extents)
-    given = schedule.plan(extents).end
+    given_bytes = schedule.plan(extents).end
     peak, order, least = graph.path()
-    best = Order(graph.given, given, peak if least else 0, False)
-    if least and given <= peak: return best._replace(proved=True)
+    best = Order(graph.given, given_bytes, peak if least else 0, False)
+    if least and given_bytes <= peak: return best._replace(proved=True)
     best = better(best, schedule, graph.whole(order), extents)
     if best.peak <= best.floor: return best._replace(proved=True)
-    for states, each in enumerate(graph.below(best.peak)):
+    for states, candidate in enumerate(graph.below(best.peak)):
         if states * len(graph.calls) > WORK: return best
-        if each is not None: best = better(best, schedule, graph.whole(each), extents)
+        if candidate is not None: best = better(best, schedule, graph.whole(candidate), extents)
         if best.peak <= best.floor: break
     return best._replace(proved=True)
 
 
 def better(best: Order, schedule: Schedule, steps: tuple[int, ...], extents: Extents) -> Order:
-    """The one of both whose plan is smaller."""
+    """Return the order with the smaller plan of the two."""
     peak = planned(schedule, steps, extents)
     return best._replace(steps=steps, peak=peak) if peak < best.peak else best
 
 
 def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
-    """Bytes of the buffers of a schedule's steps in another order."""
+    """Return the bytes of the buffers of a schedule's steps in another order."""
     number = {old: new for new, old in enumerate(steps)}
     calls = [call._replace(values={name: number[v] for name, v in call.values.items()})
              for call in map(schedule.calls.__getitem__, steps)]
@@ -233,9 +237,9 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
 
 
 def ordered(program: "Program", extents: Extents) -> "Program":
-    """A program with its steps in the order of the least planned peak; itself where none is lower, or where it needs
-    more once it runs in segments."""
-    found, first = least_peak(program.schedule, extents), program.schedule.first
-    if found.steps == tuple(range(len(found.steps))): return program
-    made = program.over([program.steps[i - first] for i in found.steps[first:]])
-    return made if made.schedule.peak(extents) <= program.schedule.peak(extents) else program
+    """Return a program with its steps in the order of the least planned peak; the program itself if none is lower, or
+    if the other needs more when it runs in segments."""
+    order, first = least_peak(program.schedule, extents), program.schedule.first
+    if order.steps == tuple(range(len(order.steps))): return program
+    reordered = program.over([program.steps[i - first] for i in order.steps[first:]])
+    return reordered if reordered.schedule.peak(extents) <= program.schedule.peak(extents) else program

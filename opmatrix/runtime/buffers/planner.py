@@ -1,4 +1,4 @@
-"""Where each buffer lies: one block reused by offset, the largest first, each in the tightest gap.
+"""Placement of buffers: one block reused by offset, the largest first, each in the tightest gap.
 
 Greedy by size for offsets (Pisarchyk and Lee 2020, Efficient memory management for deep neural net inference)."""
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Life(NamedTuple):
-    """A buffer is alive from the step that writes it to the last that reads it, both included."""
+    """The lifetime of a buffer: from the step that writes it to the last that reads it, both included."""
     size: int
     first: int
     last: int
@@ -16,7 +16,7 @@ class Life(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Offsets in bytes, one a buffer; below `wall` is the result's own block, the arena lies behind it."""
+    """Offsets in bytes, one a buffer; below `wall` is the result's own block, the arena is behind it."""
     offsets: tuple[int, ...]
     wall: int
     end: int
@@ -25,12 +25,12 @@ class Plan(NamedTuple):
     def arena(self) -> int: return self.end - self.wall
 
     def times(self, count: int) -> "Plan":
-        """The plan of buffers that are all so many times as large."""
+        """Return the plan of buffers that are all `count` times as large."""
         return Plan(tuple(at * count for at in self.offsets), self.wall * count, self.end * count)
 
 
 def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]]:
-    """The free intervals between the busy ones, cut at the wall; the last has no end."""
+    """Yield the free intervals between the busy ones, split at the wall; the last has no end."""
     at: float = 0
     for low, high in [*sorted(busy), (inf, inf)]:
         if at < wall < low: yield at, wall; at = wall
@@ -39,7 +39,7 @@ def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]
 
 
 def place_buffers(lives: Sequence[Life], result: int | None) -> Plan:
-    """Offsets such that no two buffers alive together overlap. The result, if there is one, outlives the call and is an
+    """Return offsets such that no two live buffers overlap. The result, if there is one, outlives the call and is an
     allocation of its own; until it is written its space is lent to others, and no buffer crosses its end."""
     wall = 0 if result is None else lives[result].size
     offsets = {} if result is None else {result: 0}
@@ -55,5 +55,5 @@ def place_buffers(lives: Sequence[Life], result: int | None) -> Plan:
 
 
 def floor(lives: Sequence[Life]) -> int:
-    """No plan needs less: the most bytes alive at one step."""
+    """Return the most bytes live at one step: no plan needs less."""
     return max(sum(a.size for a in lives if a.first <= b.first <= a.last) for b in lives)

@@ -1,2 +1,2 @@
-"""Terms that go through rows one by one, as one value of each row: what kernels are written of
+"""Terms that go through rows one by one, as one value of each row: the input of the kernel generator
 (formats/kernels/generated)."""

@@ -1,5 +1,5 @@
-"""Numbers that a term makes where it is read, and products that it computes: those of every node, however many
-rows mix within it."""
+"""Counts of the numbers that reading a term makes, and of the products that it computes: for every node, also where
+rows mix."""
 from __future__ import annotations
 
 import json
@@ -21,8 +21,8 @@ from opmatrix.runtime.terms import parse_operator
 
 
 class ProductSizes(NamedTuple):
-    """A product: rows of all heads times a matrix, or a value, of so many rows and columns; by an ordinary product of
-    arrays, or merged number by number."""
+    """A product: `rows` of all heads times a matrix, or a value, of `inner` rows and `columns`. `ordinary`: by a
+    product of arrays, else merged number by number."""
     rows: sympy.Expr
     inner: sympy.Expr
     columns: sympy.Expr
@@ -36,19 +36,19 @@ class ValueSize(NamedTuple):
 
 
 class TermWork(NamedTuple):
-    """Work of reading a term: its values, and its products."""
+    """The work of reading a term: its values, and its products."""
     values: tuple[ValueSize, ...]
     products: tuple[ProductSizes, ...]
 
     @property
     def numbers(self) -> sympy.Expr:
-        """The numbers of all values."""
-        return sympy.Add(*(each.numbers for each in self.values))
+        """The count of numbers of all values."""
+        return sympy.Add(*(value.numbers for value in self.values))
 
 
 @dataclass(frozen=True, eq=False)
 class CountedShape:
-    """A value's shape; `made` has the numbers of every value so far, `products` those that were computed."""
+    """A value's shape; `made` has the numbers of every value so far, `products` the products so far."""
     shape: Shape
     values: Sequence[Shape]
     made: list[ValueSize]
@@ -60,7 +60,7 @@ class CountedShape:
         return CountedShape(shape, self.values, self.made, self.products)
 
     def multiplied(self, out: Shape, ordinary: bool) -> None:
-        """Notes a product of this value's columns."""
+        """Record a product of this value's columns."""
         rows = expression(out.heads) * expression(out.rows)
         self.products.append(ProductSizes(rows, expression(self.shape.cols), expression(out.cols), ordinary))
 
@@ -85,27 +85,28 @@ class CountedShape:
         return CountedShape(self.values[int(name[1:])], self.values, self.made, self.products)
 
     def act(self, term: Operator) -> CountedShape:
-        """What a matrix makes, and where it merges numbers one by one, all that it merges."""
-        found = self.of(self.shape.act(term))
-        if any(isinstance(each, Data) and len(each.shape) > 1 for each in term.attributes):
-            self.multiplied(found.shape, True)
-        if not term.kind.dense: self.of(Shape(found.shape.heads, found.shape.rows, self.shape.cols * found.shape.cols))
-        return found
+        """Return the result of a matrix; if it merges numbers one by one, all merged numbers are counted, too."""
+        result = self.of(self.shape.act(term))
+        if any(isinstance(attribute, Data) and len(attribute.shape) > 1 for attribute in term.attributes):
+            self.multiplied(result.shape, True)
+        if not term.kind.dense:
+            self.of(Shape(result.shape.heads, result.shape.rows, self.shape.cols * result.shape.cols))
+        return result
 
     def product(self, other: CountedShape, over: type, where: Pattern) -> CountedShape:
-        """What it gives, and the scores that it reads."""
+        """Return the result of a product, and count the scores that it reads."""
         self.of(self.shape)
-        found = self.of(self.shape.product(other.shape, over, where))
-        self.multiplied(found.shape, getattr(over, "closed", None) is not None)
-        return found
+        result = self.of(self.shape.product(other.shape, over, where))
+        self.multiplied(result.shape, getattr(over, "closed", None) is not None)
+        return result
 
 
 @lru_cache(256)
 def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> TermWork:
     """Count a term's work over values of these heads, rows of a space and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
-    tables = list_tables(text)                              # which are read as patterns are made; how many see whom is
-                                                            # in the scores that are counted
+    tables = list_tables(text)                              # read when patterns are built; the count of scores covers
+                                                            # which rows see which
     term = parse_operator(text, shapes, [np.ones(shape, bool) if k in tables else Promised(f"c{k}", shape)
                                          for k, shape in enumerate(arrays)])
     start = CountedShape(Shape(1, T, 1), shapes, [], [])
@@ -114,6 +115,6 @@ def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tupl
 
 
 def list_tables(text: str) -> set[int]:
-    """The arrays that the patterns of a term are made of, by number."""
-    attributes = (each for _, _, *rest in json.loads(text) for each in chain(*rest))
-    return {at for each in attributes if isinstance(each, dict) for at in each.get("arrays", ())}
+    """Return the numbers of the arrays that the patterns of a term contain."""
+    attributes = (attribute for _, _, *rest in json.loads(text) for attribute in chain(*rest))
+    return {at for attribute in attributes if isinstance(attribute, dict) for at in attribute.get("arrays", ())}

@@ -1,5 +1,5 @@
-"""Modules that declare things of one's own: what they declare, and whether it is what a file was saved with. Nothing is
-imported because a file names it: who loads it gives the module."""
+"""Modules that declare custom functions, monoids and patterns: the list of their declarations, and a check that these
+are what a file was saved with. No module is imported because a file names it: the caller gives the module."""
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from opmatrix.runtime.codegen.custom_things import OwnThing, name_kind, name_mon
 
 
 def module_of(laws: object) -> ModuleType | None:
-    """The module that somebody gives: itself, or its file, which is run. Raises InputError for what is none."""
+    """Return the module that the caller gives, or run its file. Raises InputError for any other value."""
     if laws is None or isinstance(laws, ModuleType): return laws
     if isinstance(laws, str | Path): return run_file(Path(laws))
     raise InputError(f"laws={laws!r:.80} is no module: give the module that declares your functions, monoids and "
@@ -27,7 +27,7 @@ def module_of(laws: object) -> ModuleType | None:
 
 
 def list_things(module: ModuleType) -> Iterator[OwnThing]:
-    """Functions, kinds, monoids and patterns of one's own that a module has by name, those that it imports too."""
+    """Yield the custom functions, kinds, monoids and patterns that a module has by name, imported ones too."""
     for held in vars(module).values():
         match held:
             case Pattern() if held.own: yield held
@@ -41,35 +41,36 @@ def list_things(module: ModuleType) -> Iterator[OwnThing]:
 
 
 def name_thing(thing: OwnThing) -> list[str]:
-    """What programs call a thing of one's own, or the parts that it is joined of."""
-    if isinstance(thing, Pattern): return [found[0] for found in OWN_NAME.finditer(thing.own)]
+    """Return the names in programs of a custom thing, or of the parts that it is joined of."""
+    if isinstance(thing, Pattern): return [match[0] for match in OWN_NAME.finditer(thing.own)]
     return [name_kind(thing) if isinstance(thing, Kind) else name_monoid(thing)]
 
 
 def check_declared(file: Path, called: Iterable[str], module: ModuleType | None) -> None:
-    """Raises InputError unless a module declares all that a file calls so, and computes what it was saved with."""
+    """Raise InputError unless a module declares all custom names of a file, and they compute the same as when it was
+    saved."""
     if not (wanted := [*dict.fromkeys(called)]): return
-    names = ", ".join(each.partition(":")[0] for each in wanted)
+    names = ", ".join(full_name.partition(":")[0] for full_name in wanted)
     if module is None:
         raise InputError(f"{file}: it computes {names} of one's own: load it with the module that declares them, "
                          "om.load(DIR, laws=module), or --laws FILE on the command line")
     where = getattr(module, "__file__", None) or module.__name__
     every = {*chain(*map(name_thing, list_things(module)))}
-    found = {each.partition(":")[0]: each for each in every}
-    for each in wanted:
-        if each in every: continue
-        name = each.partition(":")[0]
-        if name not in found:
+    by_name = {full_name.partition(":")[0]: full_name for full_name in every}
+    for full_name in wanted:
+        if full_name in every: continue
+        name = full_name.partition(":")[0]
+        if name not in by_name:
             raise InputError(f"{file}: it computes {name} of one's own, which {where} does not declare: give the "
                              "module that does")
         raise InputError(f"{file}: {name} in {where} is not the one that the program was saved with "
-                         f"({found[name]}, saved {each}): it was changed since, or another Python reads code that is "
-                         "not followed: take the module as it was, or make the program anew")
+                         f"({by_name[name]}, saved {full_name}): it was changed since, or another Python reads code "
+                         "that is not followed: take the module as it was, or make the program anew")
 
 
 def run_file(file: Path) -> ModuleType:
-    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError
-    with its line."""
+    """Return the module of a file, made from its source and not from compiled code beside it. An error in it becomes an
+    InputError with its line."""
     if file.suffix != ".py":
         raise InputError(f"{file}: its name does not end in .py: give a Python file of your own")
     source, path = read_bytes(file), str(file.absolute())
@@ -86,7 +87,7 @@ def run_file(file: Path) -> ModuleType:
 
 
 def find_line(file: Path, error: BaseException) -> int:
-    """The last line of a file that an error went through."""
+    """Return the last line of a file that an error went through."""
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == str(file.absolute())]
     return lines[-1] if lines else 0

@@ -1,5 +1,5 @@
-"""Things of one's own, named: a function of numbers and a monoid by the graph of what they do to numbers, whatever
-Python says it; what cannot be followed so, by its code."""
+"""Names of custom things: a function of numbers and a monoid are named by the graph of their effect on numbers, however
+the Python is written; one that cannot be traced is named by its code."""
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TypeAlias
@@ -19,28 +19,29 @@ from opmatrix.algebra.term import KINDS, Kind, Operator
 from opmatrix.runtime.codegen.merging import trace_monoid
 from opmatrix.runtime.codegen.row_reading import traced_function
 
-OUR_PACKAGES = "opmatrix", "rewrites"                       # whose kinds are ours, those of rewriting and training too
+OUR_PACKAGES = "opmatrix", "rewrites"                       # packages of our kinds, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern
 
 
 def name_kind(kind: Kind) -> str:
-    """What programs call a kind: one of opmatrix's by its name, one's own with a digest."""
+    """Return the name of a kind in programs: one of opmatrix by its name, a custom one with a digest."""
     ours = LASTING.get(kind.name) is kind or kind.body.__module__.partition(".")[0] in OUR_PACKAGES
     return kind.name if ours else enter_own(kind.body.__name__, digest_kind(kind), kind)
 
 
 def name_monoid(over: type[Monoid]) -> str:
-    """What programs call a monoid: one of opmatrix's by its name, one's own with a digest."""
+    """Return the name of a monoid in programs: one of opmatrix by its name, a custom one with a digest."""
     return over.__name__ if is_known(over) else enter_own(over.__name__, digest_monoid(over), over)
 
 
 def find_kind(name: str) -> Kind | None:
-    """The kind that a text names; None where there is none. ValueError for one's own that nobody has declared."""
+    """Return the kind that a text names; None if there is none. Raises ValueError for a custom kind that is not
+    declared."""
     return find_named(name, Kind) if is_own_name(name) else KINDS.get(name)
 
 
 def find_unlasting(attributes: Mapping[str, object]) -> str | None:
-    """A kind that a step's term names, and that no file may name: what only rewriting and training make. None where
+    """Return the name of a kind in a step's term that no file may name, as only rewriting and training make it. None if
     there is none."""
     if not isinstance(text := attributes.get("term"), str): return None
     try: entries = parse_json(text, "term")
@@ -51,7 +52,8 @@ def find_unlasting(attributes: Mapping[str, object]) -> str | None:
 
 @cache
 def digest_kind(kind: Kind) -> str:
-    """A digest of what a kind computes: of one number, or by its code."""
+    """Return a digest of the function of a kind: from its graph if it is a function of one number, else from its
+    code."""
     if kind.matrix and not kind.signature.parameters and Operator(kind).entrywise:
         function = kind.body(0, 0)
         try: return name_graph(traced_function(function))
@@ -60,21 +62,22 @@ def digest_kind(kind: Kind) -> str:
 
 
 def digest_monoid(over: type[Monoid]) -> str:
-    """A digest of what a monoid merges to, and of whether its order is free, on which bits depend."""
-    # others may have been put in their place
+    """Return a digest of a monoid's merging, and of whether its order is free, on which bits depend."""
+    # these functions are in the key of the cache, as a class may get others later
     return digest_functions(over, over.lift, over.merge, over.finish)  # type: ignore[arg-type]    # a class has a hash
 
 
 @lru_cache(256)
 def digest_functions(over: type[Monoid], lift: object, merge: object, finish: object) -> str:
-    """A digest of a monoid with these functions."""
-    said = describe_value([float(np.asarray(each)) for each in over.unit()]), repr(over.commutative), repr(over.width)
-    try: found = trace_monoid(over)
-    except Untraceable: return digest_text(*said, digest_code(lift, merge, finish))
-    return digest_text(*said, *map(name_graph, found[:3]), repr(found.used))
+    """Return a digest of a monoid with these functions."""
+    parts = (describe_value([float(np.asarray(number)) for number in over.unit()]), repr(over.commutative),
+             repr(over.width))
+    try: graphs = trace_monoid(over)
+    except Untraceable: return digest_text(*parts, digest_code(lift, merge, finish))
+    return digest_text(*parts, *map(name_graph, graphs[:3]), repr(graphs.used))
 
 
 def our_names() -> dict[str, str]:
-    """The names of opmatrix's kinds, monoids and patterns, and what each is."""
+    """Return the names of opmatrix's kinds, monoids and patterns, with the kind of thing that each is."""
     return (dict.fromkeys([*NAMED_PATTERNS, *NUMBERED_PATTERNS, "mask", "coarse", "among"], "pattern")
-            | dict.fromkeys([each.__name__ for each in MONOIDS], "monoid") | dict.fromkeys(LASTING, "function"))
+            | dict.fromkeys([monoid.__name__ for monoid in MONOIDS], "monoid") | dict.fromkeys(LASTING, "function"))

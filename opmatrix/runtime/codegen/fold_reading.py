@@ -1,4 +1,5 @@
-"""A product over a monoid, read at values of rows: what its scores are made of, what is merged, by whom it is seen."""
+"""A product over a monoid, read at values of rows: the parts of its scores, the values that are merged, and the rows
+that see them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from opmatrix.runtime.codegen.checked_promises import check_monoid, check_own_pa
 from opmatrix.runtime.codegen.merging import traced_monoid
 from opmatrix.runtime.codegen.row_reading import NotByRows, traced_function
 
-MOST_CARRIED = 12                                           # numbers of a carrier, whose merges are written out
+MOST_CARRIED = 12                                           # numbers of a carrier, as its merges are unrolled
 
 
 class ScoreForm(NamedTuple):
@@ -29,12 +30,12 @@ class ScoreForm(NamedTuple):
 
     @property
     def fixed(self) -> bool:
-        """Whether it is one number for all queries and keys."""
+        """True if it is one number for all queries and keys."""
         return all(leaf.kind == "head" for leaf in self.leaves)
 
 
 class RowsForm(NamedTuple):
-    """Rows of a value; `turned`: a column a row."""
+    """Rows of a value; `turned`: transposed, a column a row."""
     operand: FoldOperand
     turned: bool = False
 
@@ -45,7 +46,7 @@ class EntriesForm(NamedTuple):
 
 
 class FoldForm(NamedTuple):
-    """A product, and whom its queries see, or the relation whose entries it merges by."""
+    """A product, with the rows that its queries see, or the relation whose entries it merges by."""
     plan: FoldPlan
     where: Pattern
     indexed: bool
@@ -59,7 +60,8 @@ def sole_leaf(leaf: ScoreLeaf) -> ScoreForm: return ScoreForm((leaf,), NumberGra
 
 
 def as_scores(form: AnyForm) -> ScoreForm:
-    """What may be a score: numbers of a query's row, or one of a query or of a key."""
+    """Return a form as scores: numbers of a query's row, or one of a query or of a key. Raises NotByRows for any other
+    form."""
     match form:
         case ScoreForm(): return form
         case RowsForm(operand, True) if operand.cols == 1: return sole_leaf(ScoreLeaf("key", operand))
@@ -68,16 +70,16 @@ def as_scores(form: AnyForm) -> ScoreForm:
 
 
 def is_column(form: AnyForm) -> bool:
-    """Whether it is one number of each row, or for all."""
+    """True if it is one number of each row, or one for all."""
     return (isinstance(form, RowsForm) and form.operand.cols == 1) or (isinstance(form, ScoreForm) and form.fixed)
 
 
 def merged_leaves(one: ScoreForm, other: ScoreForm) -> tuple[tuple[ScoreLeaf, ...], list[list[StandIn]]]:
-    """The leaves of both, each once, and what the outputs of both graphs are over these."""
+    """Return the leaves of both, each once, and the outputs of both graphs over these."""
     leaves = [*dict.fromkeys((*one.leaves, *other.leaves))]
     inputs = [StandIn("input", value=float(k)) for k in range(len(leaves))]
-    return tuple(leaves), [each.graph.fill([inputs[leaves.index(leaf)] for leaf in each.leaves], number,
-                                           lambda node, args: apply(node.op, *args)) for each in (one, other)]
+    return tuple(leaves), [form.graph.fill([inputs[leaves.index(leaf)] for leaf in form.leaves], number,
+                                           lambda node, args: apply(node.op, *args)) for form in (one, other)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,23 +109,24 @@ class FoldReading:
         raise NotByRows("scores that are turned")
 
     def split(self, h: int) -> FoldReading:
-        own = self.rows_operand()
-        if own.heads > 1: raise NotByRows("heads of heads")
-        return self.of(RowsForm(own._replace(heads=h, cols=own.cols // h)))
+        operand = self.rows_operand()
+        if operand.heads > 1: raise NotByRows("heads of heads")
+        return self.of(RowsForm(operand._replace(heads=h, cols=operand.cols // h)))
 
     def repeat(self, h: int) -> FoldReading:
-        self.rows_operand()                                 # a head serves several as it is
+        self.rows_operand()                                 # one head serves several without a copy
         return self
 
     def rows_operand(self) -> FoldOperand:
-        """The value that rows are."""
+        """Return the value whose rows the form is. Raises NotByRows for any other form."""
         if isinstance(self.form, RowsForm) and not self.form.turned: return self.form.operand
         raise NotByRows("what is no value of rows is cut into heads")
 
     def product(self, other: FoldReading, over: type[Monoid], where: Pattern) -> FoldReading:
-        """Scores of pairs of rows, or what rows are merged to by scores."""
+        """Return the scores of pairs of rows, or the rows that are merged by scores."""
         left, right = self.form, other.form
-        if is_column(left) and is_column(right) and right is not None and right.turned and over.ordinary:  # type: ignore[union-attr]
+        if (is_column(left) and is_column(right) and right is not None
+                and right.turned and over.ordinary):  # type: ignore[union-attr]
             return self.pointwise("mul", other)             # one number of a query times one of a key
         if not isinstance(right, RowsForm): raise NotByRows("what scores weigh is no value")
         if right.turned:
@@ -143,7 +146,7 @@ class FoldReading:
         return self.of(FoldForm(plan, where, over.indexed))
 
     def by_entries(self, relation: Relation, over: type[Monoid], right: FoldOperand, where: Pattern) -> FoldForm:
-        """Rows that the entries of a relation name, merged."""
+        """Return the merge of the rows that the entries of a relation name."""
         if where is not everyone: raise NotByRows("entries that a pattern leaves out")
         plan = FoldPlan((), NumberGraph(1, (StandIn("input"),)), folding_of(over), right, None, False, True)
         return FoldForm(plan, where, over.indexed, relation)
@@ -159,7 +162,7 @@ class FoldReading:
         return self.of(sole_leaf(ScoreLeaf("distance", FoldOperand(OF_ARRAY, self.arrays[table], *table.shape))))
 
     def act(self, term: Operator) -> FoldReading:
-        """What a matrix of operators makes of scores, or of a row over a monoid."""
+        """Return the result of a matrix of operators on scores, or on a row over a monoid."""
         try: return self.of(self.acted(term))
         except (Untraceable, NotByRows) as error:
             raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
@@ -176,12 +179,12 @@ class FoldReading:
             return FoldForm(plan_of(as_scores(self.form), over, right, keys, False), everyone, False)
         if term.entrywise and isinstance(self.form, ScoreForm):
             graph = traced_function(term.kind.body(0, 0, *args))
-            made = graph.fill(self.form.graph.outputs, number, lambda node, given: apply(node.op, *given))
-            return self.form._replace(graph=NumberGraph(self.form.graph.inputs, tuple(made)))
+            outputs = graph.fill(self.form.graph.outputs, number, lambda node, given: apply(node.op, *given))
+            return self.form._replace(graph=NumberGraph(self.form.graph.inputs, tuple(outputs)))
         raise NotByRows(f"{term.kind} has no code by scores")
 
     def array(self, data: Data) -> ScoreForm:
-        """One number, or one for each head."""
+        """Return a constant score: one number, or one for each head."""
         heads = data.shape[0] if len(data.shape) == 3 else 1
         if prod(data.shape) != heads: raise NotByRows(f"a row of {data.shape[-1]} numbers has no place among scores")
         if data in self.arrays: return sole_leaf(ScoreLeaf("head", FoldOperand(OF_ARRAY, self.arrays[data], heads, 1)))
@@ -189,34 +192,34 @@ class FoldReading:
 
 
 def folding_of(over: type[Monoid]) -> Folding:
-    """A monoid as graphs, once its promises were tried. Raises InputError for one that breaks them."""
+    """Return a monoid as graphs, once its promises were tried. Raises InputError for one that breaks them."""
     if over.width is None or len(over.unit()) > MOST_CARRIED:
         raise NotByRows(f"{over.__name__} carries more numbers than registers hold")
     check_monoid(over)
-    try: found = traced_monoid(over)
+    try: graphs = traced_monoid(over)
     except Untraceable as error: raise NotByRows(str(error), traced=True) from None
-    unit = tuple(float(over.unit()[part]) for part in found.used)
-    return Folding(found.lift, found.merge, found.finish, unit, over.ordinary)
+    unit = tuple(float(over.unit()[part]) for part in graphs.used)
+    return Folding(graphs.lift, graphs.merge, graphs.finish, unit, over.ordinary)
 
 
 def plan_of(scores: ScoreForm, over: type[Monoid], right: FoldOperand, keys: int | None, masked: bool) -> FoldPlan:
-    """The plan of a product; each operand is read in one way. Raises NotByRows."""
+    """Return the plan of a product; each operand is read in one way. Raises NotByRows."""
     if not masked and any(leaf.kind == "distance" for leaf in scores.leaves):
         raise NotByRows("distances beyond sequences")
     plan = FoldPlan(scores.leaves, scores.graph, folding_of(over), right, keys, masked)
-    words = [each.word for each in plan.operands]
+    words = [operand.word for operand in plan.operands]
     if len(set(words)) < len(words): raise NotByRows("a value that is read in two ways")
-    for each in plan.operands:
-        if plan.heads % each.heads: raise NotByRows(f"{each.heads} heads, which do not divide {plan.heads}")
+    for operand in plan.operands:
+        if plan.heads % operand.heads: raise NotByRows(f"{operand.heads} heads, which do not divide {plan.heads}")
     return plan
 
 
 def read_fold(term: Operator, values: Mapping[str, FoldOperand], arrays: Mapping[Data, int]) -> FoldForm:
-    """The product that a term is over these values. Raises NotByRows."""
+    """Return the product over a monoid that a term is at these values. Raises NotByRows."""
     start = FoldReading(None, values, arrays)
-    found: FoldReading = read(term, start, {})
-    if not isinstance(found.form, FoldForm): raise NotByRows("it is no product over a monoid")
-    return found.form
+    reading: FoldReading = read(term, start, {})
+    if not isinstance(reading.form, FoldForm): raise NotByRows("it is no product over a monoid")
+    return reading.form
 
 
 def value_operand(k: int, heads: int, cols: int) -> FoldOperand: return FoldOperand(OF_VALUE, k, heads, cols)

@@ -1,4 +1,4 @@
-"""How far a term goes through rows one by one: the values at which what computes it ends."""
+"""The region of a term that goes through rows one by one, grown down to the values at which its computation ends."""
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -10,77 +10,79 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.row_reading import NotByRows, read_rows
 
 ENTERING = "entered", "symbol"                              # values that begin a term
-OF_BATCH = "given", "related", "by_distance"                # what the batch says there
-ATTEMPTS = 40                                               # nodes at which a region is cut before it is given up
+OF_BATCH = "given", "related", "by_distance"                # nodes that read the batch
+ATTEMPTS = 40                                               # attempts to cut a region before it is given up
 
 
 def find_region(term: Operator, values: Collection[Operator],
                 ends: Callable[[Operator], bool], yields: bool = False) -> list[Operator] | None:
-    """The values that a term is read over, of those that there are: it grows down from the term, through what goes
-    through rows one by one, and stops where `ends`, or where it must. None where it does not begin. Where something
-    that mixes rows is no value, a region that `yields` ends at the nearest value above it, as any value may."""
+    """Return the values that a term is read over, chosen from `values`. The region grows down from the term, through
+    nodes that go through rows one by one, and stops where `ends` is true, or where it must. None if it does not begin.
+    At a node that mixes rows and is no value, a region that `yields` ends at the nearest value above it, as any value
+    may be an end."""
     cut: set[Operator] = set()
     for _ in range(ATTEMPTS):
-        found = grow_region(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
-        if isinstance(found, Blocked):
-            if not yields or found.above is None: return None
-            cut.add(found.above)
+        region = grow_region(
+            term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
+        if isinstance(region, Blocked):
+            if not yields or region.above is None: return None
+            cut.add(region.above)
             continue
-        try: read_over(term, found)
+        try: read_over(term, region)
         except NotByRows as error:
             fresh = {part for part in blamed(term, error.node) if part in values and part is not term} - cut
             if not fresh: return None
             cut |= fresh
-        else: return found
+        else: return region
     return None
 
 
 class Blocked(NamedTuple):
-    """A region that meets what mixes rows and is no value; `above` is the nearest value that is made of it."""
+    """A region that meets a node that mixes rows and is no value; `above` is the nearest value that is made of it."""
     above: Operator | None
 
 
 def grow_region(term: Operator, values: Collection[Operator],
                 stops: Callable[[Operator], bool]) -> list[Operator] | Blocked:
-    """The values at which a term ends, in order, or the place where it cannot go on."""
-    found: dict[Operator, None] = {}
+    """Return the values at which a term ends, in order, or the place where it cannot go on."""
+    region: dict[Operator, None] = {}
     seen: set[Operator] = set()
     todo: list[tuple[Operator, Operator | None]] = [(term, None)]
     while todo:
         part, above = todo.pop()
         if part in seen: continue
         seen.add(part)
-        stop = stops(part) or not through_rows(part) or any(each.kind.name in OF_BATCH for each in part.children)
-        if part is not term and part in values and (part.kind.name in ENTERING or stop): found[part] = None
+        stop = stops(part) or not through_rows(part) or any(child.kind.name in OF_BATCH for child in part.children)
+        if part is not term and part in values and (part.kind.name in ENTERING or stop): region[part] = None
         elif stop or part.kind.name in (*ENTERING, *OF_BATCH): return Blocked(above)
         else:
             if part is not term and part in values: above = part
             todo += [(child, above) for child in reversed(part.children)]
-    return [*found]
+    return [*region]
 
 
 def through_rows(part: Operator) -> bool:
-    """Whether a node by itself goes through rows one by one, whatever it is made of."""
+    """True if a node by itself goes through rows one by one, whatever it is made of."""
     holds = part.kind.properties.get("row_wise")
     return bool(holds and holds(*[I] * part.kind.arity, *part.attributes))
 
 
 def read_over(term: Operator, used: Collection[Operator]) -> RowValue:
-    """What each row becomes, over these values. Raises NotByRows."""
+    """Return the value of each row, over these values. Raises NotByRows."""
     values = {f"x{k}": RowValue("value", heads_of_value(part), int(part.out.cols), extra=k)
               for k, part in enumerate(used)}
     return read_rows(over_symbols(term, used), values, number_arrays(term))
 
 
 def over_symbols(term: Operator, used: Collection[Operator]) -> Operator:
-    """The term with a symbol x0, x1, … in place of each of these values."""
+    """Return the term with a symbol x0, x1, … in place of each of these values."""
     return substitute(term, {part: nodes.symbol(f"x{k}", I.into, part.out, ()) for k, part in enumerate(used)})
 
 
 def number_arrays(term: Operator) -> dict[Data, int]:
-    """The arrays that a term names, each once, by number."""
-    return {each: k for k, each in enumerate(dict.fromkeys(
-        each for node in term.walk() for each in node.attributes if isinstance(each, Data)))}
+    """Return the arrays that a term names, each once, with their numbers."""
+    return {data: k for k, data in enumerate(dict.fromkeys(
+        data for node in term.walk() for data in node.attributes if isinstance(data, Data)))}
 
 
 def heads_of_value(part: Operator) -> int:
@@ -88,5 +90,5 @@ def heads_of_value(part: Operator) -> int:
 
 
 def blamed(term: Operator, node: Operator | None) -> list[Operator]:
-    """The parts of a term that a node stands in: what applies it, or it itself."""
+    """Return the parts of a term that a node occurs in: the composition that applies it, or the node itself."""
     return [part for part in term.walk() if part is node or (part.kind.name == "compose" and part.children[1] is node)]

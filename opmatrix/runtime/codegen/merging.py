@@ -1,4 +1,4 @@
-"""Monoids as graphs of numbers: what lifts, merges and finishes, without what nothing needs."""
+"""Monoids as graphs of numbers: lift, merge and finish, without parts that are not needed."""
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -10,8 +10,8 @@ from opmatrix.algebra.monoid import Monoid
 
 
 class MonoidGraphs(NamedTuple):
-    """The graphs of a monoid: of a number, its factor and its index; of two carriers; of one. `used`: the numbers of
-    its carrier that are needed."""
+    """The graphs of a monoid: `lift` of a number, its factor and its index; `merge` of two carriers; `finish` of one.
+    `used`: the numbers of its carrier that are needed."""
     lift: NumberGraph
     merge: NumberGraph
     finish: NumberGraph
@@ -22,13 +22,13 @@ FOUND: WeakKeyDictionary[type[Monoid], MonoidGraphs] = WeakKeyDictionary()
 
 
 def traced_monoid(over: type[Monoid]) -> MonoidGraphs:
-    """The graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
+    """Return the graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
     if over not in FOUND: FOUND[over] = trace_monoid(over)
     return FOUND[over]
 
 
 def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
-    """The graphs of a monoid, held against its functions."""
+    """Trace the graphs of a monoid and check them against its functions."""
     if over.width is None: raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
     k = len(over.unit())
     lift = follow(lambda x, w, i: over.lifted(x, w, i), 3, over.lift)
@@ -44,21 +44,22 @@ def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
 
 
 def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> NumberGraph:
-    """The graph of a function, held against it; what is wrong is said of the function that a person wrote."""
+    """Trace the graph of a function and check it against the function; errors name the function `own`, which the user
+    wrote."""
     graph = trace_numbers(function, inputs)
     check_traced(graph, function, own)
     return graph
 
 
 def needed_parts(merge: NumberGraph, finish: NumberGraph) -> tuple[int, ...]:
-    """The numbers of a carrier that what is finished needs, and those that these are merged of."""
+    """Return the numbers of a carrier that `finish` needs, and those that these are merged from."""
     k = merge.inputs // 2
-    found: set[int] = set()
+    needed: set[int] = set()
     left = {*read_inputs(finish)}
     while left:
-        found |= left
-        left = {at % k for part in left for at in read_inputs(NumberGraph(2 * k, (merge.outputs[part],)))} - found
-    return tuple(sorted(found)) or (0,)
+        needed |= left
+        left = {at % k for part in left for at in read_inputs(NumberGraph(2 * k, (merge.outputs[part],)))} - needed
+    return tuple(sorted(needed)) or (0,)
 
 
 def read_inputs(graph: NumberGraph) -> list[int]:
@@ -66,21 +67,21 @@ def read_inputs(graph: NumberGraph) -> list[int]:
 
 
 def renumbered(graph: NumberGraph, places: Sequence[int], inputs: int) -> NumberGraph:
-    """A graph whose inputs are others."""
+    """Return a graph with other numbers of its inputs."""
     return NumberGraph(inputs, tuple(graph.fill([StandIn("input", value=float(place)) for place in places], number,
                                                 lambda node, args: StandIn(node.op, *args))))
 
 
 def merge_row(over: type[Monoid], x: RowValue) -> list[RowValue]:
-    """What the numbers of a row are merged to, and finished: as many values as the monoid gives columns."""
-    found = traced_monoid(over)
-    carriers = graphed(found.lift, x, literal(1.0), RowValue("index", 1, x.cols))
-    unit = tuple(float(over.unit()[part]) for part in found.used)
-    merging = Merging(unit, found.merge, over.commutative, x.cols)
-    return graphed(found.finish, *folded(merging, carriers))
+    """Return the numbers of a row, merged and finished: as many values as the monoid gives columns."""
+    graphs = traced_monoid(over)
+    carriers = graphed(graphs.lift, x, literal(1.0), RowValue("index", 1, x.cols))
+    unit = tuple(float(over.unit()[part]) for part in graphs.used)
+    merging = Merging(unit, graphs.merge, over.commutative, x.cols)
+    return graphed(graphs.finish, *folded(merging, carriers))
 
 
 def finish_each(over: type[Monoid], x: RowValue, by: RowValue) -> list[RowValue]:
-    """What each number becomes where it is all that is merged."""
-    found = traced_monoid(over)
-    return graphed(found.finish, *graphed(found.lift, x, by, RowValue("index", 1, x.cols)))
+    """Return each number, lifted and finished as if it were the only one that is merged."""
+    graphs = traced_monoid(over)
+    return graphed(graphs.finish, *graphed(graphs.lift, x, by, RowValue("index", 1, x.cols)))

@@ -1,4 +1,4 @@
-"""A term read at values of rows: what each row becomes, where the term goes through rows one by one."""
+"""A term read at values of rows: the result of each row, for a term that goes through rows one by one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ from opmatrix.runtime.codegen.merging import finish_each, merge_row
 
 
 class NotByRows(ValueError):
-    """A node that does not go through rows one by one here, and why; `traced`: as a function of somebody's could not be
-    followed, which is said with its place."""
+    """A node that does not go through rows one by one here, with the reason; `traced`: because a user's function could
+    not be traced, which the text says with its place."""
 
     def __init__(self, said: str, node: Operator | None = None, traced: bool = False) -> None:
         super().__init__(said)
@@ -40,11 +40,11 @@ class RowReading:
     def size(self) -> tuple[object, int]: return T, self.value.cols
 
     def spread(self, rows: object, cols: int) -> RowReading:
-        """What is equal in all columns, in so many."""
-        own = self.value
-        if cols == own.cols: return self
-        first = own if own.cols == 1 else RowValue("cols", own.heads, 1, own, extra=0)
-        return self.of(RowValue("wide", own.heads, cols, first))
+        """Repeat a value that is equal in all columns over `cols` columns."""
+        value = self.value
+        if cols == value.cols: return self
+        first = value if value.cols == 1 else RowValue("cols", value.heads, 1, value, extra=0)
+        return self.of(RowValue("wide", value.heads, cols, first))
 
     def __add__(self, other: RowReading) -> RowReading: return self.of(mapped("add", self.value, other.value))
     def __mul__(self, other: RowReading) -> RowReading: return self.of(mapped("mul", self.value, other.value))
@@ -54,18 +54,18 @@ class RowReading:
         return self.of(RowValue("split", h, self.value.cols // h, self.value))
 
     def join(self, h: int) -> RowReading:
-        own = self.value
-        if own.heads == 1: return self
-        kept = mapped("copy", own) if own.op in ("value", "const") else own
-        return self.of(RowValue("join", 1, own.heads * own.cols, kept))
+        value = self.value
+        if value.heads == 1: return self
+        copied = mapped("copy", value) if value.op in ("value", "const") else value
+        return self.of(RowValue("join", 1, value.heads * value.cols, copied))
 
     def repeat(self, h: int) -> RowReading:
-        own = self.value
-        return self.of(own if own.heads == h else RowValue("repeat", h, own.cols, own))
+        value = self.value
+        return self.of(value if value.heads == h else RowValue("repeat", h, value.cols, value))
 
     def total(self) -> RowReading:
-        own = self.value
-        return self.of(own if own.heads == 1 else RowValue("total", 1, own.cols, own))
+        value = self.value
+        return self.of(value if value.heads == 1 else RowValue("total", 1, value.cols, value))
 
     def symbol(self, name: str, into: Shape, out: Shape) -> RowReading: return self.of(self.values[name])
 
@@ -75,7 +75,7 @@ class RowReading:
     def keep_top(self, by: object, k: int) -> NoReturn: raise NotByRows("keep_top has a kernel of its own")
 
     def act(self, term: Operator) -> RowReading:
-        """What a matrix of operators makes of a row."""
+        """Return the result of a matrix of operators on a row."""
         try: return self.of(self.acted(term, term.kind.name, term.args))
         except (Untraceable, NotByRows) as error:
             raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
@@ -94,13 +94,13 @@ class RowReading:
             case "place": return RowValue("place", x.heads, args[1], x, extra=args[0])
             case "over": return put_beside(self.merged(*args))
         if term.entrywise:
-            [made] = graphed(traced_function(term.kind.body(0, 0, *args)), x)
-            return RowValue("wide", x.heads, x.cols, made) if made.op == "literal" else made
+            [output] = graphed(traced_function(term.kind.body(0, 0, *args)), x)
+            return RowValue("wide", x.heads, x.cols, output) if output.op == "literal" else output
         raise NotByRows(f"{term.kind} has no code by rows")
 
     def array(self, data: Data) -> RowValue:
-        """A row of numbers, or one for each head."""
-        if data not in self.arrays:                         # a number that a kind's own body names
+        """Return a constant: a row of numbers, or one for each head."""
+        if data not in self.arrays:                         # a number in the body of a kind
             if data.shape not in ((), (1,)): raise NotByRows(f"an array of {data.shape} that no step holds")
             return literal(data.array.item())
         shape = data.shape or (1,)
@@ -108,14 +108,14 @@ class RowReading:
         return RowValue("const", heads, shape[-1], extra=self.arrays[data])
 
     def times(self, data: Data) -> RowValue:
-        """A row times a matrix, where that is small: a larger one is a product of its own, in any format."""
+        """Return a row times a small matrix: a larger one is a product of its own, in any format."""
         *stack, n, p = data.shape
         if n * p > SMALL_MATRIX: raise NotByRows(f"a matrix of {n} x {p} is a product of its own")
         return RowValue("times", max(self.value.heads, *stack, 1), p, self.value,
                         extra=(self.arrays[data], bool(stack) and stack[0] > 1))
 
     def merged(self, matrix: Operator, over: type[Monoid]) -> list[RowValue]:
-        """A row merged by a monoid instead of summed."""
+        """Return a row merged by a monoid instead of summed."""
         match matrix.kind.name:
             case "ones": return merge_row(over, self.value)
             case "I": return finish_each(over, self.value, literal(1.0))
@@ -124,25 +124,25 @@ class RowReading:
 
 
 def put_beside(parts: list[RowValue]) -> RowValue:
-    """Columns of several values, side by side."""
+    """Return the columns of several values, side by side."""
     if len(parts) == 1: return parts[0]
-    heads, starts = max(each.heads for each in parts), [0]
-    for each in parts: starts.append(starts[-1] + each.cols)
+    heads, starts = max(part.heads for part in parts), [0]
+    for part in parts: starts.append(starts[-1] + part.cols)
     return RowValue("beside", heads, starts[-1], *parts, extra=tuple(starts[:-1]))
 
 
 @cache
 def traced_function(function: Callable[[Any], Any]) -> NumberGraph:
-    """The graph of a function of one number, held against it. Raises Untraceable."""
+    """Trace the graph of a function of one number and check it against the function. Raises Untraceable."""
     name = function.__name__
     if name in SCALAR_OPERATIONS and name in ACTIVATIONS and ACTIVATIONS[name].function is function:
-        return NumberGraph(1, (StandIn(name, StandIn("input")),))   # its vector code is quicker than what it says
+        return NumberGraph(1, (StandIn(name, StandIn("input")),))   # its vector code is faster than that of its graph
     graph = trace_numbers(function)
     check_traced(graph, function)
     return graph
 
 
 def read_rows(term: Operator, values: Mapping[str, RowValue], arrays: Mapping[Data, int]) -> RowValue:
-    """What a term gives at these values. Raises NotByRows."""
-    found: RowReading = read(term, RowReading(literal(0.0), values, arrays), {})
-    return found.value
+    """Return the result of a term at these values. Raises NotByRows."""
+    reading: RowReading = read(term, RowReading(literal(0.0), values, arrays), {})
+    return reading.value

@@ -1,5 +1,5 @@
-"""Products over monoids whose kernels are timed, so that those of others are priced: of rows and a stored matrix, and
-of scores of pairs of rows, with little work and with much."""
+"""Products over monoids whose kernels are timed, to price the kernels of other products: of rows and a stored matrix,
+and of scores of pairs of rows, with little work and with much."""
 import numpy as np
 
 from opmatrix.algebra.monoids import logsumexp, max, mean, rectify, softmax, topk
@@ -18,4 +18,4 @@ FOLDED: tuple[Operator, ...] = (
     product(capped, y, softmax, sequence), product(capped, y, softmax, sequence & causal),
     product(capped, y, max, sequence), product(capped, y, mean, sequence & window(20)))
 FOLDS: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = tuple(
-    (text, tuple(each.shape for each in arrays)) for text, arrays in (write_term(term, {x: 0}) for term in FOLDED))
+    (text, tuple(array.shape for array in arrays)) for text, arrays in (write_term(term, {x: 0}) for term in FOLDED))

@@ -1,5 +1,5 @@
-"""Terms whose kernels are timed, so that those of others are priced: of little work and of much, with reductions, with
-divisions, with monoids of several numbers, of one value and of several."""
+"""Terms whose kernels are timed, to price the kernels of other terms: with little work and with much, with reductions,
+with divisions, with monoids of several numbers, of one value and of several."""
 from opmatrix.algebra.monoids import logsumexp, max, mean, moments, topk
 from opmatrix.algebra.nodes import symbol
 from opmatrix.algebra.operators import I, exp, gelu, magnitude, ones, over, reciprocal, row, rsqrt, share, square, tanh
@@ -15,8 +15,8 @@ TERMS: tuple[Operator, ...] = (
     x * y, x + y * z, (x + y) @ gelu @ mean, x @ tanh * y @ over(ones, topk(2)))
 
 
-def count_taken(term: Operator) -> int: return sum(any(each is value for value in TAKEN) for each in term.walk())
+def count_taken(term: Operator) -> int: return sum(any(node is value for value in TAKEN) for node in term.walk())
 
 
 SAMPLES: tuple[tuple[str, int], ...] = tuple(
-    (write_term(term, {each: k for k, each in enumerate(TAKEN)})[0], count_taken(term)) for term in TERMS)
+    (write_term(term, {value: k for k, value in enumerate(TAKEN)})[0], count_taken(term)) for term in TERMS)

@@ -1,4 +1,4 @@
-"""The kernel of a step's term: made of its text and the shapes of what it reads, once."""
+"""The kernel of a step's term: made from its text and the shapes of its operands, once."""
 from functools import lru_cache
 
 from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -13,14 +13,14 @@ KEPT_KERNELS = 512
 
 @lru_cache(KEPT_KERNELS)
 def term_kernel(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...]) -> RowKernel:
-    """The kernel of a term over values of so many heads and columns, and arrays of these shapes. Raises ValueError for
-    what is no term, NotByRows for one that does not go through rows one by one."""
+    """Return the kernel of a term over values of these heads and columns, and arrays of these shapes. Raises ValueError
+    for a text that is no term, NotByRows for a term that does not go through rows one by one."""
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)
-    given = measured(term, shapes)                          # which refuses what would be too large
+    expected = measured(term, shapes)                       # refuses a term that would be too large
     names = {f"x{k}": RowValue("value", heads, cols, extra=k) for k, (heads, cols) in enumerate(values)}
-    found = read_rows(term, names, {data: k for k, data in enumerate(promised)})
-    if (found.heads, found.cols) != (given.heads, given.cols):
-        raise ValueError(f"term: {found.heads} x {found.cols} of a row, where it gives {given}")
-    return RowKernel(found, len(values), len(arrays))
+    value = read_rows(term, names, {data: k for k, data in enumerate(promised)})
+    if (value.heads, value.cols) != (expected.heads, expected.cols):
+        raise ValueError(f"term: {value.heads} x {value.cols} of a row, where it gives {expected}")
+    return RowKernel(value, len(values), len(arrays))

@@ -1,1 +1,1 @@
-"""The declaration of a kernel: its call, what its operands are, its meaning, its bound and its price."""
+"""The declaration of a kernel: its call, its operands, its meaning, its bound and its price."""

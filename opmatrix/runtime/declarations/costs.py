@@ -1,5 +1,5 @@
-"""What calls of kernels cost: names of the machine's prices (formats/machine/prices.py), each with its sizes: T rows,
-S2 scores of one head.
+"""Costs of calls of kernels: names of the machine's prices (formats/machine/prices.py), each with its sizes: T rows, S2
+scores of one head.
 
 Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
 from collections.abc import Callable, Iterable, Mapping
@@ -15,56 +15,57 @@ Cost = Callable[[Arguments, Any, Extents], Costs]
 
 
 def row_width(out: Any) -> int:
-    """Numbers in a row, all heads together."""
+    """Return the count of numbers in a row, all heads together."""
     return int(out.cols * getattr(out, "heads", 1))
 
 
 def one_pass(name: str) -> Cost:
-    """The cost of a kernel whose time grows with the numbers of its result."""
+    """Return the cost of a kernel whose time grows with the numbers of its result."""
     return lambda a, out, extents: [(name, {"T": extents[getattr(out, "space", T)], "p": row_width(out)})]
 
 
 def by_scores(name: str, *operands: str, seen: Callable[[Arguments], PatternPairs] = lambda _: WHOLE) -> Cost:
-    """The cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
+    """Return the cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
     def cost(a: Arguments, out: Any, extents: Extents) -> Costs:
-        widths = [each.cols for each in (getattr(a, one) for one in operands) if hasattr(each, "cols")] or [1]
+        widths = [operand.cols for operand in (getattr(a, one) for one in operands) if hasattr(operand, "cols")] or [1]
         return [(name, {"T": extents[T], "S2": extents[seen(a)], "h": out.heads, "d": sum(widths) / len(widths)})]
     return cost
 
 
 def times_format(name: str, sizes: Mapping[Any, float], rows: float) -> Costs:
-    """x @ W in a format, where W has these sizes."""
+    """Return the cost of x @ W in a format, where W has these sizes."""
     return [(f"linear.{name}", {"T": rows, **{str(size): count for size, count in sizes.items()}})]
 
 
 def times_stack(shape: tuple[int, ...], rows: float) -> Costs:
-    """x @ W, a matrix for each head: heads × in × out."""
+    """Return the cost of x @ W with a matrix for each head: heads × in × out."""
     return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
 
 
 def times_experts(name: str, sizes: Mapping[Any, float], count: int, most: int, rows: Any) -> Costs:
-    """Rows times a few of so many matrices in a format, of these sizes each, where a row names `most`: a product with
-    each that is named, of an equal share of the rows."""
+    """Return the cost of rows times experts: `count` matrices of these sizes in a format, where a row names `most` of
+    them. It is a product with each that is named, of an equal share of the rows."""
     touched = count_touched(count, most, rows)
     return [(f"linear.{name}", {"T": rows * most / touched, TIMES: touched,
                                 **{str(size): number for size, number in sizes.items()}})]
 
 
 def count_touched(count: int, most: int, rows: Any) -> Any:
-    """How many of so many experts rows name, on average, where each names `most` and all are named as often."""
+    """Return the mean number of experts, of `count`, that rows name, if each row names `most` and all are named equally
+    often."""
     return most if rows == 1 else count * (1 - (1 - most / count) ** rows)
 
 
 def gather_cost(cols: float, rows: float, panels: str = "") -> Costs:
-    """Rows of a table; or, of one in a format's panels, columns."""
+    """Return the cost of gathering rows of a table; or columns, if the table is in a format's panels."""
     return [(f"gather.{panels}" if panels else "gather", {"T": rows, "p": cols})]
 
 
 def behind_product(stages: Iterable[str], rounds: bool) -> list[str]:
-    """The prices of stages that ride along with a product, which may round what it multiplies."""
+    """Return the prices of stages that are fused with a product, which may round its operands."""
     return [name + NARROW_SUFFIX if rounds else name for name in stages]
 
 
 def stage_prices(a: Arguments) -> list[str]:
-    """The prices of the stages of an epilogue that a kernel is given."""
+    """Return the prices of the stages of an epilogue that a kernel is given."""
     return [stage.price for stage in stages_of(a)]

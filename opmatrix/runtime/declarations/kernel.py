@@ -1,4 +1,5 @@
-"""A kernel is a class: its call, whose signature says what it reads, and the readings of its arguments."""
+"""A kernel is a class: its call, whose signature declares its operands and attributes, and the readings of its
+arguments."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dis import get_instructions
 from functools import wraps
@@ -30,43 +31,47 @@ from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
 
 REQUIRED = Parameter.empty
-SPACED = Rows, Heads                                        # values whose rows are of a space that they name
+SPACED = Rows, Heads                                        # values that name the space of their rows
 DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
-DIGITS = "0123456789"                                       # of operands by number ten are shown, and the last
-PARTS = "run", "shape", "reference", "bound"                # what every kernel says, and one that is no view its cost
+DIGITS = "0123456789"                                       # numbered operands: the first ten are shown, and the last
+PARTS = "run", "shape", "reference", "bound"                # parts of every kernel; one that is no view has a cost, too
 RowNumbers = NDArray[np.int64]
-Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they are of
+Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they belong to
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
 class Declared:
-    """One entry of the kernel table, made of a class of readings, each a function of the kernel's Arguments.
+    """One entry of the kernel table, made from a class of readings, each a function of the kernel's Arguments.
 
-    `run(out, batch, ...)` computes: operands by type, then attributes; without `out` it is a view, without `batch` it
-    reads none. An `epilogue` stands for the operands of `stages`. Where values are shapes, `shape` is that of the
-    result, whose annotation is its type, `cost` the machine's prices with sizes, `scratch` the bytes that the kernel
-    allocates for itself. Where they are float64 arrays, `reference` is the result, of operands as `reads` rounds them,
-    by name; `bound` is how far the kernel may be from that, entry by entry: it sees the arguments as they come, and in
-    float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it, each with the
-    calls that are timed; `prices={}` where it costs what other kernels do.
+    `run(out, batch, ...)` computes: operands by type, then attributes. Without `out` it is a view; without `batch` it
+    reads no batch. An `epilogue` stands for the operands of `stages`.
 
-    The result may lie in the buffer of operand `inplace`. `changes_space`: its operands and its result may be of
-    different spaces, as its shape says; others keep that of their operands, which is T where the batch is read.
-    `pads_sequences`: it may be given too many sequences, and leaves those alone that have no rows. `launches`: it
-    launches compiled kernels and does nothing else, so its launches may be recorded; `limits` are the fields of the
-    batch that it reads, each with the number that all must be below, `relations` the relations, `sees` the patterns
-    whose scores its price counts. `row_mixing`: a row depends on others; `is_input`: its value enters, and lies with a
-    batch or a session; `cached_variant`: the kernel that computes the same of new rows alone, over caches of the
-    others; `held_as`: the number type of the caches that sessions keep what it gives in, which rounds as it does.
+    Some readings see values as shapes: `shape` returns the shape of the result, with its type as annotation; `cost` the
+    machine's prices with sizes; `scratch` the bytes that the kernel allocates for itself. Others see float64 arrays:
+    `reference` returns the result, of operands as `reads` rounds them, by name; `bound` the largest error of the
+    kernel, entry by entry. It sees the arguments as they come, and in float64 as `exact`. `price`, by the kernel's
+    name, and `prices` are those that machines learn for it, each with the calls that are timed; `prices={}` if it costs
+    the same as other kernels.
 
-    `keeps`: whether it keeps the largest of a row, by these attributes; what its meaning takes is noted then.
+    `inplace`: the operand whose buffer the result may be written to. `changes_space`: its operands and its result may
+    be of different spaces, as its shape says; other kernels keep the space of their operands, which is T if the batch
+    is read. `pads_sequences`: it accepts too many sequences, and leaves those without rows alone. `launches`: it only
+    launches compiled kernels, so its launches may be recorded. `limits`: the fields of the batch that it reads, each
+    with the number that all its ids must be below. `relations`: the relations that it reads. `sees`: the patterns whose
+    scores its price counts. `row_mixing`: a row of the result depends on other rows. `is_input`: its value is an input,
+    stored with a batch or a session. `cached_variant`: the kernel that computes the same for new rows alone, over
+    caches of the others. `held_as`: the number type of the caches that sessions store its result in, which rounds as it
+    does.
 
-    What checks look at: `borders`, the rows, or tokens of a sequence, at which it takes another path; `restrict`, its
-    arguments for some rows of the result alone, None where there are none such; `telling` operands beside those of a
-    run, by which every number that it reads shows, and what depends on data: first those for the batch at hand, then
-    those that bring a batch of their own. A kernel that declares none is told by the sorts of its operands
-    (`tell_by_sort`). Raises TypeError for a part that is missing."""
+    `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
+    recorded then.
+
+    Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
+    its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
+    in which every number that it reads, and every effect of data, shows: first operands for the batch at hand, then
+    those that bring a batch of their own. For a kernel without `telling`, they are chosen by the types of its operands
+    (`tell_by_sort`). Raises TypeError for a missing part."""
 
     def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
                  prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
@@ -100,11 +105,12 @@ class Declared:
         self.function = fold_epilogue(run, [*collect_operands(stages)]) if stages else run
         self.result = signature(self.shape).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
-        self.attributes = {name: each for name, each in named.items() if each.kind is Parameter.KEYWORD_ONLY}
-        self.operands = {name: each for name, each in named.items() if name not in self.attributes}
+        self.attributes = {name: parameter for name, parameter in named.items()
+                           if parameter.kind is Parameter.KEYWORD_ONLY}
+        self.operands = {name: parameter for name, parameter in named.items() if name not in self.attributes}
         self.record: Callable[..., Arguments] = type(self.name, (Arguments,), {
             "kernel": repr(self), "names": frozenset({*self.operands, *self.attributes, *BESIDE}),
-            "__annotations__": {name: each.annotation for name, each in named.items()}})
+            "__annotations__": {name: parameter.annotation for name, parameter in named.items()}})
 
     def __repr__(self) -> str:
         last = {name.rstrip(DIGITS): name for name in self.operands}
@@ -114,14 +120,14 @@ class Declared:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
+        """True if a row of the result depends only on that row of the operands, at any place."""
         return not (self.row_mixing or self.changes_space or self.batched or self.view)
 
     def tell_by_sort(self, a: Arguments, rng: np.random.Generator) -> Iterator[dict[str, object]]:
-        """Telling operands of any kernel: values of every kind, with vectors as they are; and with those zero that are
-        added, as these hide what is small."""
-        shapes = {name: each.shape for name, each in vars(a).items()
-                  if is_value(self.operands.get(name)) and isinstance(each, np.ndarray)}
+        """Yield telling operands of any kernel: values of every kind, with vectors as they are; and with added operands
+        zero, as these hide small numbers."""
+        shapes = {name: value.shape for name, value in vars(a).items()
+                  if is_value(self.operands.get(name)) and isinstance(value, np.ndarray)}
         if not shapes: return
         if not self.by_rows:
             for fills in telling_fills(shapes, rng): yield {**fills}
@@ -133,12 +139,13 @@ class Declared:
             yield rows | zero
 
     def wanted(self, name: str) -> object:
-        """The type of an operand, of one among many tables too; None for what is none."""
+        """Return the type of an operand, also of one among many tables; None for any other name."""
         if name in self.operands: return self.operands[name].annotation
         return Tables if f"{name.rstrip('0123456789')}s" in self.operands else None
 
     def seated(self, shape: Value, bound: Arguments) -> Value:
-        """The shape of the result, in the space of the operands. ValueError where these are of several."""
+        """Return the shape of the result, in the space of the operands. Raises ValueError if these are of several
+        spaces."""
         if self.changes_space or not isinstance(shape, SPACED): return shape
         spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, SPACED)}
         wanted = T if self.batched or not spaces else next(iter(spaces.values()))
@@ -147,7 +154,8 @@ class Declared:
         return shape._replace(space=wanted)
 
     def bind(self, operands: Mapping[str, object], attributes: Mapping[str, object]) -> Arguments:
-        """The arguments by name, absent ones at their defaults, many tables as one tuple. ValueError in words."""
+        """Return the arguments by name, absent ones at their defaults, many tables as one tuple. Raises ValueError that
+        describes the fault."""
         rest, values = dict(operands), dict[str, object]()
         for name, parameter in self.operands.items(): values[name] = self._operand(name, parameter, rest)
         for name, parameter in self.attributes.items():
@@ -185,13 +193,13 @@ class Declared:
 
 
 def kernel(**properties: Any) -> Callable[[type[Arguments]], Declared]:
-    """Declares a class as a kernel, with its properties (see Declared)."""
+    """Declare a class as a kernel, with its properties (see Declared)."""
     return lambda cls: Declared(cls, **properties)
 
 
 def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: bool, enters: bool) -> Iterator[str]:
-    """What a kernel's class lacks, in words: a reading, the compiled code that it calls, prices, calls that are timed.
-    What enters is as it was given, and takes no time."""
+    """Yield the missing parts of a kernel's class, in words: a reading, the compiled code that it calls, prices, calls
+    that are timed. An input keeps its numbers, and takes no time."""
     yield from (f"it says no {part}" for part in PARTS if part not in vars(cls) and not (enters and part == "bound"))
     run: Callable[..., object] = getattr(vars(cls)["run"], "__func__", vars(cls)["run"])
     yield from (f"no module of formats/kernels lists {name} in __all__" for name in asked_of(kernels, run)
@@ -199,23 +207,24 @@ def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: boo
     if enters or "out" not in signature(run).parameters: return     # a view takes no time, either
     if "cost" not in vars(cls): yield "it says no cost"
     if not priced: yield "it says no price, or prices={} where it costs what others do"
-    yield from (f"its price {name} says no cases" for name, each in prices.items() if each.cases is untimed)
+    yield from (f"its price {name} says no cases" for name, price in prices.items() if price.cases is untimed)
 
 
 def asked_of(module: object, function: Callable[..., object]) -> Iterator[str]:
-    """The names that a function's own code reads of a module."""
+    """Yield the names that a function's own code reads from a module."""
     for first, then in pairwise(get_instructions(function)):
         if first.opname == "LOAD_GLOBAL" and getattr(function, "__globals__", {}).get(first.argval) is module:
             yield str(then.argval)
 
 
 def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:
-    """What a kernel is called with, by name: its operands, then its attributes, those of its stages in their places;
-    annotations are plain, without None where an operand may be absent."""
-    named = {name: each.replace(annotation=plain(each.annotation)) for name, each in signature(run).parameters.items()}
+    """Return the parameters of a kernel's call, by name: its operands, then its attributes, with those of its stages;
+    annotations are plain, without None for an optional operand."""
+    named = {name: parameter.replace(annotation=plain(parameter.annotation))
+             for name, parameter in signature(run).parameters.items()}
     named.pop("epilogue", None)
-    attributes = {name: each for name, each in named.items() if each.kind is Parameter.KEYWORD_ONLY}
-    operands = {name: each for name, each in named.items() if name not in attributes}
+    attributes = {name: parameter for name, parameter in named.items() if parameter.kind is Parameter.KEYWORD_ONLY}
+    operands = {name: parameter for name, parameter in named.items() if name not in attributes}
     for name, kind in collect_operands(stages).items():
         if isinstance(kind, str):
             operands[name] = Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None,
@@ -225,22 +234,23 @@ def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> d
 
 
 def is_value(parameter: Parameter | None) -> bool:
-    """Tell whether an operand is a value of float32: rows, heads, or scores."""
+    """True if an operand is a value of float32: rows, heads, or scores."""
     if parameter is None: return False
     return not {Rows, Heads, Scores}.isdisjoint({parameter.annotation, *get_args(parameter.annotation)})
 
 
 def plain(annotation: object) -> object:
-    """What an operand or an attribute is where it is given: X of `X | None`, a Range or OneOf that annotates."""
+    """Return the type of an operand or attribute when it is given: X of `X | None`, a Range or OneOf of an
+    annotation."""
     if get_origin(annotation) is Annotated: return get_args(annotation)[1]
-    others = [each for each in get_args(annotation) if each is not NoneType]
+    others = [part for part in get_args(annotation) if part is not NoneType]
     if len(others) < len(get_args(annotation)):
         return plain(others[0]) if len(others) == 1 else plain(others[0] | others[1])
     return annotation
 
 
 def fold_epilogue(run: Callable[..., object], names: Sequence[str]) -> Callable[..., Any]:
-    """`run`, called with the operands of stages by name in place of an epilogue."""
+    """Return `run`, called with the operands of stages by name in place of an epilogue."""
     @wraps(run)
     def function(*args: object, **given: object) -> object:
         parts = {name: given.pop(name) for name in names if name in given}
@@ -249,12 +259,13 @@ def fold_epilogue(run: Callable[..., object], names: Sequence[str]) -> Callable[
 
 
 def restrict_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Fields, at: RowNumbers) -> Restricted:
-    """Arguments for some rows, where a row of the result depends on that row of its values, and of the batch, alone."""
+    """Return the arguments for some rows. A row of the result must depend only on that row of its values, and of the
+    batch."""
     some = batch.picked(at)
-    own = {name: arguments[name][at] for name in values} | ({"batch": some} if "batch" in arguments else {})
-    return {**arguments, **own}, some
+    chosen = {name: arguments[name][at] for name in values} | ({"batch": some} if "batch" in arguments else {})
+    return {**arguments, **chosen}, some
 
 
 def in_heads(wanted: object, heads: int) -> bool:
-    """Whether a value of so many heads is in heads where one of this type is wanted."""
+    """True if a value of `heads` heads must be in heads for an operand of type `wanted`."""
     return wanted is Heads or (heads > 1 and Heads in get_args(wanted))

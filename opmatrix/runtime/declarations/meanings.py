@@ -1,4 +1,4 @@
-"""What a kernel means, in float64, and how far it may be from that; and steps whose choices somebody notes, or says."""
+"""The meaning of a kernel, in float64, and the bound on its error; and steps whose choices are recorded or given."""
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,38 +23,39 @@ if TYPE_CHECKING:
 
 def meaning(kernel: Declared, arguments: Mapping[str, object], batch: object,
             instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Doubles:
-    """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
+    """Compute the meaning of a kernel for these arguments, in float64; operands are rounded first as the kernel rounds
+    them unless `rounded` is false."""
     return kernel.reference(widen_arguments(kernel, arguments, batch, instead, rounded))
 
 
 def widen_arguments(kernel: Declared, arguments: Mapping[str, object], batch: object,
                     instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True) -> Arguments:
-    """The arguments of a kernel in float64, as it computes with them."""
-    given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
-    reads = kernel.reads(kernel.record(**given)) if rounded else {}
-    return kernel.record(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
+    """Return the arguments of a kernel in float64, as it computes with them."""
+    values = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
+    reads = kernel.reads(kernel.record(**values)) if rounded else {}
+    return kernel.record(**{name: widen_value(value, instead) for name, value in (values | dict(reads)).items()})
 
 
 def bound(kernel: Declared, arguments: Mapping[str, object], exact: Arguments | None = None) -> Doubles:
-    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
-    gives them."""
+    """Return the largest error of a kernel for these arguments, entry by entry; `exact`: the arguments as
+    `widen_arguments` returns them."""
     if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
     return np.asarray(kernel.bound(kernel.record(**arguments, exact=exact)))
 
 
 def widen_value(value: object, instead: Mapping[int, object]) -> object:
-    """Arrays and packed weights as float64 arrays, anything else as it is."""
+    """Return arrays and packed weights as float64 arrays, any other value unchanged."""
     if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)
     if isinstance(value, Format | Stacked): return value.wide()
     return np.asarray(widened(value), np.float64) if isinstance(value, np.ndarray) else value
 
 
-# ---- where rows go
+# ---- steps whose choices are recorded or given
 
 def compute(call: "Call", out: NDArray[np.float32], arguments: Mapping[str, object], batch: object) -> None:
-    """A step's result. Where it keeps the largest of rows, the entries that it takes are noted; where others are taken
-    in their place, it is as it means to be with these."""
+    """Compute a step's result. For a step that keeps the largest numbers of rows, the chosen entries are recorded; if
+    other choices are given in their place, the result is the step's meaning with these."""
     if (routes := LISTENING.get()) is None or not call.kernel.keeps(call.bound):
         call.kernel.function(out, **arguments)
         return
@@ -64,21 +65,22 @@ def compute(call: "Call", out: NDArray[np.float32], arguments: Mapping[str, obje
 
 
 def run_noted(schedule: "Schedule", batch: Batch) -> list[NDArray[np.float32]] | None:
-    """The outputs' rows of a run whose choices are noted, or given: step by step, of the groups that a run has where
-    all of it is recorded, so to the bit those of a run. None where nobody listens, or nothing is chosen."""
+    """Return the outputs' rows of a run whose choices are recorded, or given. It runs step by step, with the groups
+    that a fully recorded run would have, so the bits are those of a run. None if no routes are listening, or no step
+    chooses."""
     routes = LISTENING.get()
     if routes is None or not any(call.kernel.keeps(call.bound) for call in schedule.calls): return None
     workers, parts = threads(), [batch]
     apart = not (schedule.ports or schedule.scored or schedule.elsewhere)
-    if apart and all(isinstance(each, Recorded) for each in schedule.segments):
+    if apart and all(isinstance(segment, Recorded) for segment in schedule.segments):
         groups = make_groups(batch.starts, workers, reading=schedule.reading)
         if len(groups) > 1: parts = [batch.sentences(group.first, group.last) for group in groups]
-    found: list[list[NDArray[np.float32]]] = []
+    outputs: list[list[NDArray[np.float32]]] = []
     for part in parts:
         routes.go_back()
         values: list[NDArray[np.float32]] = []
         with limit(workers if len(parts) == 1 else 1):
             for _ in schedule.walk(part, values): pass
-        found.append([np.asarray(values[at - schedule.first]) for at in schedule.results])
+        outputs.append([np.asarray(values[at - schedule.first]) for at in schedule.results])
     routes.go_on()
-    return [np.concatenate(each) if len(each) > 1 else each[0] for each in zip(*found, strict=True)]
+    return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*outputs, strict=True)]

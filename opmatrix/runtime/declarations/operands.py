@@ -1,4 +1,5 @@
-"""What steps read and write. A class is the shape of a value and, as the annotation of a kernel's operand, its type."""
+"""Types of the values that steps read and write. A class is the shape of a value and, as the annotation of a kernel's
+operand, its type."""
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +17,13 @@ C = size(CACHED)                                            # rows of caches
 
 
 def round_to_lines(size: int) -> int:
-    """Bytes rounded up to whole cache lines."""
+    """Return bytes rounded up to whole cache lines."""
     return -(-size // LINE) * LINE
 
 
 class BufferSize(NamedTuple):
-    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence, so
-    many a row of another space."""
+    """The bytes of a buffer: for each row of the batch, each pair of tokens of one sentence, each sequence, and each
+    row of another space."""
     row: int
     pair: int
     sequence: int = 0
@@ -30,14 +31,14 @@ class BufferSize(NamedTuple):
     space: Live = T
 
     def at(self, extents: Extents) -> int:
-        found = self.row * extents[T] if self.row else 0
-        if self.pair: found += round_to_lines(self.pair * extents[WHOLE])
-        if self.other: found += self.other * extents[self.space]
-        return int(found + self.sequence * extents[S] if self.sequence else found)
+        total = self.row * extents[T] if self.row else 0
+        if self.pair: total += round_to_lines(self.pair * extents[WHOLE])
+        if self.other: total += self.other * extents[self.space]
+        return int(total + self.sequence * extents[S] if self.sequence else total)
 
 
 def rows_of(space: Live, numbers: int) -> BufferSize:
-    """The size of a buffer of rows of so many numbers."""
+    """Return the size of a buffer of rows of `numbers` numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
     if space == T: return BufferSize(size, 0)
     return BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
@@ -98,19 +99,20 @@ Value = Rows | Heads | Scores | Cache
 
 
 def entering(port: Port) -> Value:
-    """What an input is to the steps: of the space of caches one, else rows, or heads where it has several."""
+    """Return the value of an input in the steps: a cache for the space of caches, else rows, or heads if it has
+    several."""
     if port.space == CACHED: return Cache(port.heads, port.columns, port.number)
     return Rows(port.columns,
                 space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
 
 
 def number_of(value: Value) -> type[np.generic]:
-    """The number type of a value's buffer."""
+    """Return the number type of a value's buffer."""
     return HELD_NUMBERS[value.number] if isinstance(value, Cache) else np.float32
 
 
 def leaving(name: str, of: str, value: Value) -> Port:
-    """The port of an output, and of which value it is. ValueError for what is no rows."""
+    """Return the port of an output, and of the value that it is. Raises ValueError for a value that is no rows."""
     if not isinstance(value, Rows):
         raise ValueError(f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another "
                          "space")

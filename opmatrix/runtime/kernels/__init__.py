@@ -1,5 +1,5 @@
-"""The kernels that steps may name, a file each, or a family: what it reads, gives, means, rounds and costs, and how it
-is called. The index is made of the files.
+"""The kernels that steps may name, one or a family in each file: its operands, result, meaning, rounding and cost, and
+its call. The index is made from the files.
 
 An operand with a default may be absent, and is None then."""
 from importlib import import_module
@@ -11,7 +11,7 @@ KERNELS: dict[str, Declared] = {}
 
 
 def enter(declared: Declared) -> None:
-    """A kernel into the table. ValueError where there is one of its name."""
+    """Enter a kernel into the table. Raises ValueError if there is one of its name."""
     if declared.name in KERNELS: raise ValueError(f"kernel {declared.name}: there is one already; give it another name")
     KERNELS[declared.name] = declared
 

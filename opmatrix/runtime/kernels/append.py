@@ -1,4 +1,4 @@
-"""New rows into a cache, in place; and rows as a cache would hold them."""
+"""New rows appended to a cache, in place; and rows as a cache would store them."""
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
@@ -35,20 +35,20 @@ class append(Arguments):
         return Cache(*a.cache)
 
     def reads(a) -> Mapping[str, object]:
-        """The rows as the cache holds them."""
+        """Return the rows as the cache stores them."""
         if a.number != HALF: return {}
         return {"x": FORMATS["bf16"].reads(a.x)}
 
     def relations(a) -> tuple[Relation, ...]: return (SLOTS,)
 
     def reference(a) -> Doubles:
-        """A cache with rows of x in their slots."""
+        """Return the cache with rows of x in their slots."""
         cache: Doubles = a.cache.copy()
         cache[a.batch.slots] = a.x
         return cache
 
     def bound(a) -> Any:
-        """Nothing, but that a processor may flush what is smaller than any normal number."""
+        """Return 0, or the largest number that a processor may flush, below any normal number, for bfloat16."""
         return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
     cost = one_pass("scale")
 

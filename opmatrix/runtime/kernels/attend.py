@@ -44,18 +44,18 @@ from opmatrix.runtime.declarations.telling import short_sequences
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13
-                                                            # each
-FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
-PRICED = {"float32": "attention", "bf16": "attention.bf16"}     # by the number type that q, k, v are rounded to
-HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}    # by that of the caches
-SEEN = among(HELD).name                                     # whom a row sees of what a session holds
+BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # rounding of a share to bfloat16, with an exponential and a
+                                                            # mass that are exact to 2^-13
+FLUSHED = 2.0 ** -126                                       # a smaller number may count as 0
+PRICED = {"float32": "attention", "bf16": "attention.bf16"}     # price by the number type that q, k, v are rounded to
+HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}    # price by the number type of the caches
+SEEN = among(HELD).name                                     # pattern of the rows of a session that a row sees
 BEYOND = 2 ** 40                                            # farther than any sequence is long
 REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
-SPREAD = 3.0                                                # of scores: what is seen most has most of a row's mass
-FINITE = 1e15                                               # of factors: squares of it are float32
-TOLD_SIZES = 10.0 ** np.arange(-38, 31)                     # of rows of short sequences, on which it is told
-LARGE_SCORES = np.float32(1e3)                              # times as large as ordinary ones
+SPREAD = 3.0                                                # spread of scores: the largest have most of a row's mass
+FINITE = 1e15                                               # bound of factors: its square is a float32
+TOLD_SIZES = 10.0 ** np.arange(-38, 31)                     # sizes of the rows of telling short sequences
+LARGE_SCORES = np.float32(1e3)                              # size of large scores, relative to ordinary ones
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
 KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
@@ -65,15 +65,15 @@ Behind = Annotated[int, Range(int, 0, BEYOND)]
 
 
 def time_attention(call: Callable[..., object]) -> Cases:
-    """Each query sees everything, what lies behind, or a window."""
+    """Return timed calls in which each query sees all keys, those up to itself, or a window."""
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         from formats.kernels.attentions.heads import layout
         for lengths in grid.batches:
             starts = layout(np.cumsum([0, *lengths]).tobytes())
-            for each in grid.heads:
+            for head_shape in grid.heads:
                 sizes: dict[str, float] = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)),
-                                           **dict(zip("hd", each, strict=True))}
-                q, out = numbers.some(sum(lengths), *each), numbers.room(sum(lengths), *each)
+                                           **dict(zip("hd", head_shape, strict=True))}
+                q, out = numbers.some(sum(lengths), *head_shape), numbers.room(sum(lengths), *head_shape)
                 for reach in REACHES:
                     scores = sum(attended(length, *reach) for length in lengths)
                     if reach != REACHES[0] and scores == sizes["S2"]: continue
@@ -82,7 +82,7 @@ def time_attention(call: Callable[..., object]) -> Cases:
 
 
 def price_attention(call: Callable[..., object]) -> Price:
-    """Products in whole tiles, exponentials, and what is moved."""
+    """Return the price: products in whole tiles, exponentials, and bytes moved."""
     return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d),
                  time_attention(call))
 
@@ -94,12 +94,12 @@ def fit_heads(a: Arguments) -> Heads:
 
 
 def all_heads(a: Arguments) -> int:
-    """Heads of the result: the most that an operand has."""
+    """Return the heads of the result: the most that an operand has."""
     return max(most_heads(a.q, a.k, a.v), 1 if a.bias is None else len(a.bias))
 
 
 def biased(a: Arguments) -> int:
-    """How many more roundings a score has for its bias: a product, and a sum."""
+    """Return the number of additional roundings of a score with a bias: of a product, and of a sum."""
     return 0 if a.bias is None else 2
 
 
@@ -133,24 +133,24 @@ class attention(Arguments):
     limits = seen.fields
 
     def reads(a) -> dict[str, object]:
-        """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
+        """Return q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
         if a.number_type == "float32": return {}
         from formats.kernels.attentions.attending_halves import operands
         return {**dict(zip("qkv", operands(a.q, a.k, a.v, a.scale), strict=True)), "scale": 1.0}
 
     def reference(a) -> Doubles:
-        """Softmax of the queries that are asked for, over what each sees."""
+        """Return softmax of the requested queries, over the keys that each sees."""
         heads, where, parts = all_heads(a), seen.pattern(a), []
         for at, queries, keys in asked_queries(a):
-            q, k, v = (in_groups(each, heads) for each in (a.q[at], a.k[keys], a.v[keys]))
+            q, k, v = (in_groups(operand, heads) for operand in (a.q[at], a.k[keys], a.v[keys]))
             scores = products(q, k) * a.scale + near_keys(a.bias, queries[:, None], rows_of_keys(keys))
             scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
             parts.append(weigh_heads(softened(scores), v))
         return np.concatenate(parts)
 
     def bound(a) -> Doubles:
-        """Doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds the
-        shares, too, but for those of queries all of whose scores are surely 0: e^0 is 1, which nothing rounds."""
+        """Bound the errors of scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16
+        rounds the shares, too, except those of queries all of whose scores are surely 0: e^0 is 1, which is exact."""
         heads, parts, rounding = all_heads(a), [], 0.0 if a.number_type == "float32" else BF16
         q, k = in_groups(a.exact.q, heads), in_groups(a.exact.k, heads)
         for at, queries, keys in asked_queries(a):
@@ -160,13 +160,13 @@ class attention(Arguments):
             hidden = unseen(a.batch, keys, seen.pattern(a), queries)
             rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
             share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
-            merges = -(-share.shape[-1] // a.tile) - 1       # each fades mass and values once more
+            merges = -(-share.shape[-1] // a.tile) - 1       # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
             parts.append(weigh_heads(total, abs(in_groups(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
         return np.concatenate(parts)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        """In its number type, of the scores that its pattern holds."""
+        """Return the price in its number type, for the scores of its pattern."""
         return by_scores(PRICED[a.number_type], "q", "v", seen=lambda a: pairs[seen.pattern(a)])(a, out, extents)
 
     def borders(a) -> Collection[int]:
@@ -174,12 +174,13 @@ class attention(Arguments):
 
     @staticmethod
     def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
-        """Some queries, which see keys and values as ever."""
+        """Restrict to some queries, which see all keys and values."""
         return {**arguments, "q": arguments["q"][at], "at": at}, batch
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Where all products are 0 every key has an equal share, or that of its bias, however narrow numbers are, and
-        each value is seen in one column; where they differ by much, what makes them is seen."""
+        """Yield operands that expose errors. With all products 0 every key has an equal share, or that of its bias, in
+        any number type, and each value is visible in one column; with products that differ by much, the factors of a
+        product are visible."""
         (T, _, d), e = a.q.shape, a.v.shape[2]
         v = np.zeros(a.v.shape, np.float32)
         v[np.arange(T), :, np.arange(T) % e] = rng.choice([-1, 1], (T, a.v.shape[1]))
@@ -190,20 +191,21 @@ class attention(Arguments):
         plain = 1 / FINITE < abs(a.scale) < FINITE
         factor = np.float32(SPREAD / (d ** 0.5 * a.scale)) if plain else np.float32(1)
         if plain:
-            q, k, v = (rng.standard_normal(each.shape, np.float32) for each in (a.q, a.k, a.v))
+            q, k, v = (rng.standard_normal(operand.shape, np.float32) for operand in (a.q, a.k, a.v))
             yield {"q": q * factor, "k": k, "v": v}
         yield from attend_short(a, rng, factor)
 
 
 def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -> Iterator[dict[str, object]]:
-    """Short sequences, in each of which queries, keys or values are of another size, all powers of ten in turn, where
-    each column of a product has a zero, so that no score is doubtful; with some rows zero; and with rows all equal."""
+    """Yield short sequences, in each of which queries, keys or values have another size, all powers of ten in turn,
+    with a zero in each column of a product, so that no score is doubtful; with some rows zero; and with all rows
+    equal."""
     batch = short_sequences(len(TOLD_SIZES), *seen.fields(a).values())
     sizes = TOLD_SIZES[batch.sequence, None, None].astype(np.float32)
 
     def drawn() -> dict[str, Any]:
-        found = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
-        return {"batch": batch, **found, "q": found["q"] * factor}
+        operands = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
+        return {"batch": batch, **operands, "q": operands["q"] * factor}
     for name in "qkv":
         told = drawn()
         if name != "v": told["q"][:, :, 1:], told["k"][:, :, 0] = 0, 0
@@ -238,11 +240,11 @@ class attend_once(Arguments):
         return fit_heads(a)._replace(space=S)
 
     def reference(a) -> Doubles:
-        """Softmax of what one query of each sentence sees, over its values."""
+        """Return softmax of one query of each sentence over the keys that it sees, times its values."""
         heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = rows.start if a.query == "first" else rows.stop - 1
-            q, k, v = (in_groups(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
+            q, k, v = (in_groups(operand, heads) for operand in (a.q[s:s + 1], a.k[rows], a.v[rows]))
             visible = np.broadcast_to(
                 parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
             scores = np.einsum("hd,khd->hk", q[0], k) * a.scale + near_keys(a.bias, at, rows_of_keys(rows))
@@ -251,11 +253,11 @@ class attend_once(Arguments):
         return np.stack(parts)
 
     def bound(a) -> Doubles:
-        """As attention, of one query: doubtful scores, shares, and their sum over the values."""
+        """Bound the errors as for attention, of one query: of scores, shares, and their sum over the values."""
         heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = 0 if a.query == "first" else rows.stop - rows.start - 1
-            q, k, v = (in_groups(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
+            q, k, v = (in_groups(operand, heads) for operand in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
             exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale))
                            for pair in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, np.array([[at]]), np.arange(rows.stop - rows.start))
@@ -267,20 +269,20 @@ class attend_once(Arguments):
         return np.concatenate(parts)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        """Every head passes over its keys and values."""
+        """Return the price of one pass of every head over its keys and values."""
         return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
 
 
-TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)    # of queries, of keys; columns of one
+TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)    # heads of queries, heads of keys, columns of a head
 TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
 TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
-TIMED_PRODUCTS = 2 ** 25                                    # of a call that is timed, at most
+TIMED_PRODUCTS = 2 ** 25                                    # the most products of a call that is timed
 ONES = {FLOAT: 1.0, HALF: 0x3F80}                           # 1 in a cache
 
 
 def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """New rows of a few sequences, each of one row and of whole prompts, over caches that no cache of the processor
-    holds any more: other layers were read since."""
+    """Yield timed calls of new rows of a few sequences, each of one row and of whole prompts, over KV caches that have
+    left the caches of the processor: other layers were read since."""
     from formats.kernels.attentions.chunks import PAGE
     held = np.dtype(HELD_NUMBERS[number])
     memory, begun = np.full(uncached() // held.itemsize, ONES[number], held), 0
@@ -294,31 +296,32 @@ def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed
         k, v = memory[begun:begun + 2 * room].reshape(2, count * pages * PAGE, shared, cols)
         begun += 2 * room
         before = np.where(np.arange(count * pages) % pages, np.arange(count * pages) - 1, -1)
-        slots = np.concatenate([np.arange(context - rows, context) + each * pages * PAGE for each in range(count)])
+        slots = np.concatenate(
+            [np.arange(context - rows, context) + sequence * pages * PAGE for sequence in range(count)])
         q, out = numbers.some(T, heads, cols), numbers.room(T, heads, cols)
         yield ({"T": T, "S2": seen, "h": heads, "g": shared, "d": cols},
                partial(compiled.attention_cached, q, k, v, slots, before, out, 1.0))
 
 
 def window_of(a: Arguments, slot: int) -> list[int]:
-    """The rows of a cache that a row in this slot sees."""
+    """Return the rows of a cache that a row in this slot sees."""
     return held(slot, a.batch.before)[-a.behind - 1:]
 
 
 def least_of(*numbers: Any) -> Any:
-    """The smallest of numbers, or of formulas."""
-    if all(isinstance(each, int | float) for each in numbers): return min(numbers)
+    """Return the smallest of numbers, or of formulas."""
+    if all(isinstance(number, int | float) for number in numbers): return min(numbers)
     import sympy
     return sympy.Min(*numbers)
 
 
 def cached_slots(a: Arguments) -> Any:
-    """The slots of the rows that are asked for: all of the batch, or the last of each sequence."""
+    """Return the slots of the requested rows: all of the batch, or the last of each sequence."""
     return a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
 
 
 def price_cached(number: str) -> Price:
-    """Products, what is read of caches, and rows; of caches narrower than float32 a share of the bytes."""
+    """Return the price: products, reads of caches, and rows; caches narrower than float32 have a share of the bytes."""
     share = np.dtype(HELD_NUMBERS[number]).itemsize / FLOAT_BYTES
     return Price((S2 * h * d, S2 * g * d, T * h * d), lambda tile: Work(
         4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 2 * T * h * d + 2 * share * S2 / T * g * d),
@@ -348,30 +351,32 @@ class attention_cached(Arguments):
     def relations(a) -> tuple[Relation, ...]: return (HELD,)
 
     def reference(a) -> Doubles:
-        """Softmax of each row, over what its sequence has cached."""
+        """Return softmax of each row, over the keys that its sequence has cached."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(each[window_of(a, slot)], heads) for each in (a.k, a.v))
+            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.k, a.v))
             scores = np.einsum("hd,khd->hk", q, k) * a.scale + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.array(parts)
 
     def bound(a) -> Doubles:
-        """As attention, row by row, over what its sequence has cached, some pages at a time."""
+        """Bound the errors as for attention, row by row, over the rows that its sequence has cached, some pages at a
+        time."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.exact.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(each[window_of(a, slot)], heads) for each in (a.exact.k, a.exact.v))
-            exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
+            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.exact.k, a.exact.v))
+            exact, size = (np.einsum("hd,khd->hk", *pair) for pair in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
             share, doubt = bound_shares(exact * a.scale + near, gamma(k.shape[2] + 2 + biased(a))
                                         * (abs(a.scale) * size + abs(near)), np.zeros(exact.shape, bool))
-            # every page may fade what was before it
+            # every page may rescale the sums before it
             total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hk,khd->hd", total, abs(v)))
         return np.array(parts)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        """The scores of its rows; of the last of each sequence theirs, as those that are new see more and more."""
+        """Return the price for the scores of its rows; for the last row of each sequence for theirs, as later new rows
+        see more keys."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
         if a.rows == "last": rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
         if a.behind < BEYOND: scores = least_of(scores, rows * (a.behind + 1))
@@ -379,6 +384,7 @@ class attention_cached(Arguments):
                                            "d": (a.k.cols + a.v.cols) / 2})]
 
     def borders(a) -> Collection[int]:
-        """Keys that meet at once, pages, chunks, a round of strands; the first row that does not see all."""
+        """Return the numbers of keys that are processed at once, of a page, a chunk, a round of strands; and the first
+        row that does not see all keys."""
         window = {a.behind + 1} if a.behind < BEYOND else set[int]()
         return {*compiled.borders("attention_cached"), *window}

@@ -1,5 +1,5 @@
-"""Products over any monoid, each a kernel of its own (opmatrix/runtime/codegen, formats/kernels/generated): scores
-tile by tile, never stored; written and compiled when a program that has it first runs, and kept."""
+"""Products over any monoid, each a kernel of its own (opmatrix/runtime/codegen, formats/kernels/generated): scores tile
+by tile, never stored; written and compiled when a program that has it first runs, and cached."""
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from opmatrix.runtime.codegen.folded_term import FoldedTerm
 
-TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256          # of one sequence
+TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256         # rows and columns of one timed sequence
 
 
 def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
-    """The kernel of a step. Whatever runs no such step imports nothing that reads one."""
+    """Return the kernel of a step. A program without such a step imports no code that reads one."""
     from opmatrix.runtime.codegen.folded_term import folded_term
     values, arrays = split_operands(a)
     return folded_term(a["term"] if isinstance(a, dict) else a.term, [*map(count_columns, values)], arrays)
 
 
 def run_fold_rows(out: Any, *, term: str, **operands: Any) -> None:
-    """The kernel of a term in which rows meet a stored matrix, launched."""
+    """Launch the kernel of a term in which rows meet a stored matrix."""
     values, arrays = split_operands(operands)
-    found = find_fold({"term": term, **operands})
-    found.kernel(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
+    fold = find_fold({"term": term, **operands})
+    fold.kernel(values, [np.ascontiguousarray(array, np.float32) for array in arrays], out)
 
 
 def run_fold(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
-    """The kernel of the term, launched for the sequences of the batch."""
+    """Launch the kernel of the term for the sequences of the batch."""
     values, arrays = split_operands(operands)
     kernel, where, _ = find_fold({"term": term, **operands})
-    given = [np.ascontiguousarray(each, np.float32) for each in arrays]
-    if not kernel.plan.masked: kernel(values, given, out)
-    elif where.reach is not None: kernel(values, given, out, batch.starts, where.reach)
+    constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
+    if not kernel.plan.masked: kernel(values, constants, out)
+    elif where.reach is not None: kernel(values, constants, out, batch.starts, where.reach)
     else:
         if where.limit is not None: batch.field("positions", where.limit)
-        kernel(values, given, out, batch.starts, mask=where.mask(batch.rows))
+        kernel(values, constants, out, batch.starts, mask=where.mask(batch.rows))
 
 
 def run_entries(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
-    """The kernel of the term, launched for the entries that the batch gives."""
+    """Launch the kernel of the term for the entries that the batch gives."""
     values, _ = split_operands(operands)
-    found = find_fold({"term": term, **operands})
-    given = entries_of(batch, str(found.relation), len(values[found.kernel.plan.right.number]))
-    found.kernel.gather(values, out, given.starts, given.at, given.numbers)
+    fold = find_fold({"term": term, **operands})
+    sparse = entries_of(batch, str(fold.relation), len(values[fold.kernel.plan.right.number]))
+    fold.kernel.gather(values, out, sparse.starts, sparse.at, sparse.numbers)
 
 
 run_fold_rows.__signature__ = declared_signature()          # type: ignore[attr-defined]    # a function has one
@@ -70,13 +70,13 @@ run_fold.__signature__ = declared_signature(batched=True)   # type: ignore[attr-
 
 
 def fold_shape(a: Arguments) -> Rows | Heads:
-    plan = find_fold(a).kernel.written.plan                 # written here: a writer checks that all of it is stored
+    plan = find_fold(a).kernel.written.plan                 # `written` runs the writer, which checks that all is stored
     return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
 
 
 def entries_shape(a: Arguments) -> Rows | Heads:
-    found, values = find_fold(a), split_operands(a)[0]
-    relation, plan = found.relation, found.kernel.written.plan
+    fold, values = find_fold(a), split_operands(a)[0]
+    relation, plan = fold.relation, fold.kernel.written.plan
     assert relation is not None
     if str(C) in (relation.rows, relation.cols):
         raise ValueError(f"relation {relation}: rows of space {C} belong to the kernels of caches")
@@ -91,59 +91,60 @@ def entries_relation(a: Arguments) -> tuple[Relation, ...]:
 
 
 def entries_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
-    """What a step means, and how far off it may be."""
+    """Return the meaning of a step, and a bound on its error."""
     from formats.kernels.generated.folding.fold_bounds import bound_entries
-    found = find_fold(a)
-    value = split_operands(given)[0][found.kernel.plan.right.number]
-    sparse = entries_of(a.batch, str(found.relation), len(value))
-    return bound_entries(found.kernel.plan, value, sparse.shape[0], sparse.layers())
+    fold = find_fold(a)
+    value = split_operands(given)[0][fold.kernel.plan.right.number]
+    sparse = entries_of(a.batch, str(fold.relation), len(value))
+    return bound_entries(fold.kernel.plan, value, sparse.shape[0], sparse.layers())
 
 
 def entries_bound(a: Arguments) -> Doubles:
-    """A running error of every operation, in the kernel's own order."""
+    """Return a running error of every operation, in the kernel's own order."""
     meant, error = entries_values(a, a.exact)
     return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
 
 def entries_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
-    """By what an entry counts."""
-    found = find_fold(a)
-    counts, relation = found.kernel.counts, found.relation
+    """Return the price by the operations of an entry."""
+    fold = find_fold(a)
+    counts, relation = fold.kernel.counts, fold.relation
     assert relation is not None
     count = extents[entries[relation]] if relation.custom else extents[T]
-    return [("fold_rows", {"T": extents[out.space], "S2": count, "h": found.kernel.plan.heads, **counts._asdict()})]
+    return [("fold_rows", {"T": extents[out.space], "S2": count, "h": fold.kernel.plan.heads, **counts._asdict()})]
 
 
 def fold_patterns(a: Arguments) -> tuple[Pattern, ...]:
-    """Whom queries see; all of their sequence where tables say it, which a search has not yet."""
+    """Return the pattern of the keys that queries see; the whole sequence for a pattern with tables, which a search
+    does not have yet."""
     kernel, where, _ = find_fold(a)
     return (sequence if where.data else where,) if kernel.plan.masked else ()
 
 
 def known_positions(a: Arguments) -> dict[str, int]:
-    """The positions that the tables of its pattern know."""
+    """Return the positions that the tables of its pattern cover."""
     limit = find_fold(a).where.limit
     return {} if limit is None else {"positions": limit}
 
 
 def bound_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
-    """What a step means in the rows that are asked for, and how far off it may be."""
+    """Return the meaning of a step in the requested rows, and a bound on its error."""
     from formats.kernels.generated.folding.fold_bounds import FoldPart, bound_fold
-    found = find_fold(a)
+    fold = find_fold(a)
     values, arrays = split_operands(given)
-    plan, at = found.kernel.plan, getattr(a, "at", None)
+    plan, at = fold.kernel.plan, getattr(a, "at", None)
     rows = np.arange(len(values[0]))
     if not plan.masked: return bound_fold(plan, values, arrays, [FoldPart(rows, slice(0, len(rows)), None)])
     parts = []
     for keys in sentence_rows(a.batch):
         asked = keys if at is None else slice(*np.searchsorted(at, (keys.start, keys.stop)))
         queries = (rows if at is None else at.astype(np.int64))[asked]
-        if len(queries): parts.append(FoldPart(queries, keys, ~unseen(a.batch, keys, found.where, queries)))
+        if len(queries): parts.append(FoldPart(queries, keys, ~unseen(a.batch, keys, fold.where, queries)))
     return bound_fold(plan, values, arrays, parts)
 
 
 def fold_reference(a: Arguments) -> Doubles:
-    """The term read in float64, or some of its rows."""
+    """Return the term read in float64, or some of its rows."""
     if hasattr(a, "batch") and getattr(a, "at", None) is None:
         from opmatrix.runtime import interpreted
         return interpreted.exact(a)
@@ -151,20 +152,20 @@ def fold_reference(a: Arguments) -> Doubles:
 
 
 def ask_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
-    """Some rows of the result, of values that are as ever."""
+    """Restrict to some rows of the result, with unchanged values."""
     return {**arguments, "at": at}, batch
 
 
 def fold_bound(a: Arguments) -> Doubles:
-    """A running error of every operation, in the kernel's own order."""
+    """Return a running error of every operation, in the kernel's own order."""
     meant, error = bound_values(a, a.exact)
     return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
 
 def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
-    """By what a score counts: operations, divisions and roots; and the numbers of a row."""
-    found = find_fold(a)
-    plan, counts, rows = found.kernel.plan, found.kernel.counts, extents[out.space]
+    """Return the price by the operations, divisions and roots of a score, and the numbers of a row."""
+    fold = find_fold(a)
+    plan, counts, rows = fold.kernel.plan, fold.kernel.counts, extents[out.space]
     if plan.keys is not None: scores = rows * plan.keys
     elif not plan.masked: scores = rows * rows
     else:
@@ -174,19 +175,19 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
 
 
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """A few kernels, of little work a score and of much, over some rows."""
+    """Yield timed calls of a few kernels, with little work a score and with much, over some rows."""
     from opmatrix.runtime.codegen.sample_products import FOLDS
     for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
         x = numbers.some(rows, TIMED_COLUMNS)
-        given = [np.ones(each, np.float32) for each in arrays]
-        found = find_fold({"term": text, "x0": x, **{f"c{k}": each for k, each in enumerate(given)}})
-        plan, counts, starts = found.kernel.plan, found.kernel.counts, np.array([0, rows])
+        constants = [np.ones(shape, np.float32) for shape in arrays]
+        fold = find_fold({"term": text, "x0": x, **{f"c{k}": constant for k, constant in enumerate(constants)}})
+        plan, counts, starts = fold.kernel.plan, fold.kernel.counts, np.array([0, rows])
         out = numbers.room(rows, plan.heads, plan.cols)
-        scores = rows * plan.keys if plan.keys is not None else count_attended(found.where, rows)
-        reach = found.where.reach
+        scores = rows * plan.keys if plan.keys is not None else count_attended(fold.where, rows)
+        reach = fold.where.reach
         assert reach is not None
         yield ({"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()},
-               partial(found.kernel, [x], given, out, starts, reach))
+               partial(fold.kernel, [x], constants, out, starts, reach))
 
 
 @kernel(launches=True, price=Price(

@@ -1,4 +1,4 @@
-"""What routers make of scores: shares, the largest few and zeros, a sum of one."""
+"""The routers' treatment of scores: shares, the largest few and zeros, a sum of one."""
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 Switch = Annotated[int, Range(int, 0, 1)]
 Few = Annotated[int, Range(int, 0, 2 ** 20)]
-k = size("k")                                               # columns of a head that are kept
+k = size("k")                                               # largest columns of a head, the others become 0
 
 
 def in_heads(x: Any) -> Any:
-    """Rows as those of one head."""
+    """Return rows as those of one head."""
     return x[:, None] if x.ndim == 2 else x
 
 
 def in_columns(by: Any) -> Any:
-    """A number of each head as a column."""
+    """Return a number of each head as a column."""
     return by if by.ndim == 2 else by[:, :, 0]
 
 
 def by_heads(x: Any) -> Doubles:
-    """Heads x rows x columns."""
+    """Return heads x rows x columns."""
     return np.swapaxes(in_heads(x), 0, 1)
 
 
@@ -74,40 +74,40 @@ class gate(Arguments):
     def keeps(a) -> bool: return bool(a.k)
 
     def reference(a) -> Doubles:
-        found = soft_shares(a.x) if a.shares else a.x
+        result = soft_shares(a.x) if a.shares else a.x
         if a.k:
             by = by_heads(a.x if a.by is None else a.by)
-            found = np.swapaxes(keep_taken(by_heads(found), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
-        return found / found.sum(-1, keepdims=True) if a.unit else np.asarray(found)
+            result = np.swapaxes(keep_taken(by_heads(result), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
+        return result / result.sum(-1, keepdims=True) if a.unit else np.asarray(result)
 
     def bound(a) -> Doubles:
-        """A share is a quotient of exponentials, whose arguments are rounded once; what is kept is known for certain,
-        as its scores are."""
+        """Bound the error: a share is a quotient of exponentials, whose arguments are rounded once. The choice of
+        entries is exact, as their scores are."""
         x, cols = np.asarray(a.exact.x), a.x.shape[-1]
-        found, error = x, np.zeros(x.shape)
+        result, error = x, np.zeros(x.shape)
         if a.shares:
-            found = soft_shares(x)
-            below = np.where(np.isneginf(x), 0.0, x.max(-1, keepdims=True) - x)        # of -inf the share is 0, exactly
-            error = found * (gamma(cols + 8) + 2 * UNIT * below) + LEAST_SHARE
-            error = error + found * error.sum(-1, keepdims=True)
+            result = soft_shares(x)
+            below = np.where(np.isneginf(x), 0.0, x.max(-1, keepdims=True) - x)        # the share of -inf is exactly 0
+            error = result * (gamma(cols + 8) + 2 * UNIT * below) + LEAST_SHARE
+            error = error + result * error.sum(-1, keepdims=True)
         if a.k:
             by = by_heads(x if a.by is None else np.asarray(a.exact.by))
-            kept = np.swapaxes(keep_taken(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
-            found, error = found * kept, error * kept
+            mask = np.swapaxes(keep_taken(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
+            result, error = result * mask, error * mask
         if not a.unit: return error
-        total, size = found.sum(-1, keepdims=True), abs(found).sum(-1, keepdims=True)
+        total, size = result.sum(-1, keepdims=True), abs(result).sum(-1, keepdims=True)
         moved = (error.sum(-1, keepdims=True) + gamma(cols + 2) * size) / abs(total)
-        return np.asarray((error + abs(found) * moved) / abs(total) * (1 + 2 * moved) + 2 * UNIT * abs(found / total))
+        return np.asarray((error + abs(result) * moved) / abs(total) * (1 + 2 * moved) + 2 * UNIT * abs(result / total))
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Rows of every kind, and many that are often equal, to zero of either sign too: of equal ones the lower column
-        is kept."""
-        shapes = {name: each.shape[1:] for name in ("x", "by") if (each := getattr(a, name)) is not None}
+        """Yield rows of every kind, and many with ties, also with zeros of either sign: of equal numbers the lower
+        column is kept."""
+        shapes = {name: operand.shape[1:] for name in ("x", "by") if (operand := getattr(a, name)) is not None}
         yield {**telling_values(shapes, rng)}
         tied = {name: tied_rows(shape, rng) for name, shape in shapes.items()}
         yield {**tied}
         if a.by is not None: yield {**tied, "x": rng.standard_normal(tied["x"].shape, np.float32)}
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """By the numbers that are read, once for each that is kept."""
+        """Return the price by the numbers that are read, once for each that is kept."""
         return [("gate", {"T": extents[out.space], "p": row_width(out), "k": a.k})]

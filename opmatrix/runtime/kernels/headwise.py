@@ -46,7 +46,7 @@ class headwise(Arguments):
         return Heads(heads, cols)
 
     def reads(a) -> dict[str, object]:
-        """x and the matrices as the format multiplies them."""
+        """Return x and the matrices as the format multiplies them."""
         if not isinstance(a.weight, Stacked): return {}
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True))
 
@@ -58,13 +58,13 @@ class headwise(Arguments):
         return np.asarray(gamma(deep) * multiply_heads(abs(a.exact.x), abs(a.exact.weight)) + deep * SMALLEST)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
-        """One kernel for an array; for a stack the format's own, once a head."""
+        """Return the price: one kernel for an array; for a stack the format's own, once a head."""
         if a.weight is None: return []
         if not isinstance(a.weight, Stacked): return times_stack(a.weight.shape, extents[out.space])
         return len(a.weight) * times_format(a.weight.name, a.weight.sizes, extents[out.space])
 
     def scratch(a) -> BufferSize:
-        """The product of one head keeps what its format does."""
+        """Return the bytes that the product of one head allocates in its format."""
         return BufferSize(FLOAT_BYTES * a.weight.scratch() if isinstance(a.weight, Stacked) else 0, 0)
 
     def borders(a) -> Collection[int]:

@@ -1,4 +1,4 @@
-"""Rows joined by a relation that the batch gives: sums, means and maxima of several, or one that is picked."""
+"""Rows joined by a relation that the batch gives: sums, means and maxima of several, or a single one."""
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -27,7 +27,7 @@ Over = Annotated[str, OneOf(("sum", "mean", "max"))]
 
 
 def relation_of(a: Arguments) -> Relation:
-    """The relation of a step; a search knows it itself."""
+    """Return the relation of a step; in a search the step has the relation itself."""
     return a.relation if isinstance(a.relation, Relation) else parse_relation(a.relation)
 
 
@@ -35,14 +35,14 @@ def read_relation(a: Arguments) -> tuple[Relation, ...]: return (relation_of(a),
 
 
 def entries_of(batch: Batch, relation: str, rows: int) -> Sparse:
-    """The entries that a batch gives a relation, which names no other rows than there are."""
-    given = batch.relation(parse_relation(relation))
-    given.meets(rows)
-    return given
+    """Return the entries that a batch gives a relation, after a check that these name only existing rows."""
+    sparse = batch.relation(parse_relation(relation))
+    sparse.meets(rows)
+    return sparse
 
 
 def related(a: Arguments) -> Rows:
-    """Rows of the relation's space; of caches other kernels are."""
+    """Return the shape: rows of the relation's space. Relations of caches have other kernels."""
     relation = parse_relation(a.relation)
     if str(C) in (relation.rows, relation.cols):
         raise ValueError(f"relation {relation}: rows of space {C} belong to the kernels of caches")
@@ -51,7 +51,7 @@ def related(a: Arguments) -> Rows:
 
 
 def time_links(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """One entry a row."""
+    """Yield timed calls with one entry a row."""
     for sizes, x, out in grid.passes(numbers):
         starts, at, ones = np.arange(len(x) + 1), numbers.rng.permutation(len(x)), np.ones(len(x), np.float32)
         yield sizes, partial(compiled.link_rows, x, starts, at, ones, out, "sum")
@@ -67,32 +67,33 @@ class link(Arguments):
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
 
     def run(out: Any, batch: Any, x: Rows, *, relation: str, over: Over) -> None:
-        given = entries_of(batch, relation, len(x))
-        compiled.link_rows(x, given.starts, given.at, given.numbers, out, over)
+        sparse = entries_of(batch, relation, len(x))
+        compiled.link_rows(x, sparse.starts, sparse.at, sparse.numbers, out, over)
 
     shape, relations = related, read_relation
 
     def reference(a) -> Doubles:
-        given = entries_of(a.batch, a.relation, len(a.x))
-        out = np.full((given.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
-        for i, (low, high) in enumerate(pairwise(given.starts)):
-            parts = given.numbers[low:high, None] * a.x[given.at[low:high]]
+        sparse = entries_of(a.batch, a.relation, len(a.x))
+        out = np.full((sparse.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
+        for i, (low, high) in enumerate(pairwise(sparse.starts)):
+            parts = sparse.numbers[low:high, None] * a.x[sparse.at[low:high]]
             if low < high:
                 out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
         return out
 
     def bound(a) -> Doubles:
-        """A product for each entry, whose number is rounded, a sum and a quotient."""
-        given = a.batch.relation(parse_relation(a.relation))
-        out = np.zeros((given.shape[0], a.x.shape[1]))
-        for i, (low, high) in enumerate(pairwise(given.starts)):
-            parts, largest = abs(given.numbers[low:high, None] * a.exact.x[given.at[low:high]]), a.over == "max"
+        """Bound the error: a product for each entry, whose number is rounded, a sum and a quotient."""
+        sparse = a.batch.relation(parse_relation(a.relation))
+        out = np.zeros((sparse.shape[0], a.x.shape[1]))
+        for i, (low, high) in enumerate(pairwise(sparse.starts)):
+            parts, largest = abs(sparse.numbers[low:high, None] * a.exact.x[sparse.at[low:high]]), a.over == "max"
             if low < high:
                 out[i] = gamma(3 + (high - low) * (not largest)) * (parts.max(0) if largest else parts.sum(0))
         return out
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """The entries that rows are joined from, and the rows: its price is of one entry a row, and grows with both."""
+        """Return the price by the entries that rows are joined from, and the rows: it is timed with one entry a row,
+        and grows with both."""
         relation = relation_of(a)
         count = extents[entries[relation]] if relation.custom else extents[T]
         return [("link", {"T": (extents[out.space] + count) / 2, "p": row_width(out)})]

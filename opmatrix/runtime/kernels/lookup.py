@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 
 def lying(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[bool]:
-    """For each table, whether its columns are what is chosen from."""
+    """Return for each table whether its columns are the rows to choose from."""
     named = turned.split(",") if turned else []
     known = [str(i) for i in range(len(tables))]
-    if [*named] != [each for each in known if each in named]:
+    if [*named] != [index for index in known if index in named]:
         raise ValueError(f"turned: {turned!r:.80} names no tables of {len(known)}, in their order")
-    return [each in named for each in known]
+    return [index in named for index in known]
 
 
 def sizes(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[tuple[int, int]]:
-    """(rows to choose from, columns) of each table."""
+    """Return (rows to choose from, columns) of each table."""
     return [table.shape[::-1] if columns else table.shape
             for table, columns in zip(tables, lying(tables, turned), strict=True)]
 
 
 def chosen(a: Arguments) -> list[Doubles]:
-    """One row of each table, chosen by its field."""
+    """Return one row of each table, chosen by its field."""
     tables = [table.T if columns else table for table, columns in zip(a.tables, lying(a.tables, a.turned), strict=True)]
     return [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), tables, strict=True)]
 
 
 def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """From more than any cache holds, as a vocabulary is."""
+    """Yield timed calls on a table that is larger than any cache, as a vocabulary is."""
     memory = np.ones(uncached() // 4, np.float32)
     for sizes, x, out in grid.passes(numbers):
         table = memory[:memory.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
@@ -59,7 +59,7 @@ def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """From a format's panels, more of them than any cache holds."""
+    """Yield timed calls on a format's panels, larger than any cache."""
     memory = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
     assert form.panelled is not None
     for sizes, x, out in grid.passes(numbers):
@@ -70,14 +70,16 @@ def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterat
 
 
 def unit_scales(form: type[Format], inputs: int, columns: int) -> tuple[np.ndarray | None, int]:
-    """Scales of ones as a format's panels have them, and inputs of a group where the panels do not say."""
+    """Return scales of ones in the form of a format's panels, and the inputs of a group if the panels do not give
+    them."""
     if "scale" not in form.fields or form.panelled is None: return None, 0
     if group := form.panelled.group: return np.ones(-(-inputs // group) * columns, np.float16), 0
     return np.ones((1, columns), np.float32), inputs
 
 
 def price_columns(form: type[Format]) -> Price:
-    """Columns of a format's panels, as rows: it reads its own numbers, at least, and writes those of the result."""
+    """Return the price of columns of a format's panels, as rows: it reads its own numbers, at least, and writes those
+    of the result."""
     stored = int(form.fields["w"].number.bytes)
     return Price(ONE_PASS, lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
                  partial(time_columns, form), common=form.proposed or form.plain)
@@ -105,7 +107,7 @@ class embed(Arguments):
         return after(a, width)
 
     def limits(a) -> dict[str, int]:
-        """Fields of the batch, each below the rows of its shortest table."""
+        """Return the fields of the batch, each with the rows of its shortest table as limit."""
         return field_limits(a)
 
     def reference(a) -> Doubles: return apply_stages(np.asarray(sum(chosen(a))), a)
@@ -115,7 +117,7 @@ class embed(Arguments):
         return bound_stages(np.asarray(sum(rows)), gamma(len(rows)) * np.sum(np.abs(rows), axis=0), a)
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Every row of each table; and tables whose rows are of every kind, each beside zeros."""
+        """Yield every row of each table; and tables with rows of every kind, each beside zeros."""
         batch, fields = a.batch.whole, a.fields.split(",")
         (_, width), *_ = sizes(a.tables, a.turned)
         for ids in every_id(field_limits(a), width, batch): yield {"batch": ids}
@@ -124,11 +126,11 @@ class embed(Arguments):
         ids = some_ids(np.arange(len(rows)), dict.fromkeys(fields, len(rows)), batch)
         told: dict[str, object] = {"batch": ids, "turned": ""}
         added = {name: np.zeros_like(getattr(a, name)) for name in ADDED if getattr(a, name, None) is not None}
-        for each in range(len(fields)):
-            yield told | added | {"tables": tuple(some if at == each else none for at in range(len(fields)))}
+        for place in range(len(fields)):
+            yield told | added | {"tables": tuple(some if at == place else none for at in range(len(fields)))}
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """A gathering for each table, then the epilogue."""
+        """Return the price of a gathering for each table, then of the epilogue."""
         rows, tables = extents[out.space], a.tables or ()
         first = [cost for table, columns in zip(tables, lying(tables, a.turned) if tables else (), strict=True)
                  for cost in gather_cost(out.cols, rows, table.name if columns else "")]
@@ -136,7 +138,7 @@ class embed(Arguments):
 
 
 def field_limits(a: Arguments) -> dict[str, int]:
-    """The rows of the shortest table that each field of the batch chooses from."""
+    """Return the rows of the shortest table that each field of the batch chooses from."""
     limits: dict[str, int] = {}
     for name, (rows, _) in zip(a.fields.split(","), sizes(a.tables, a.turned), strict=True):
         limits[name] = min(rows, limits.get(name, rows))
@@ -144,7 +146,7 @@ def field_limits(a: Arguments) -> dict[str, int]:
 
 
 def add_rows(out: Any, batch: Batch, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:
-    """The kernel, given tables as they lie."""
+    """Call the compiled kernel, with tables as they are stored."""
     at = [batch.field(field, rows) for field, (rows, _) in zip(fields, sizes(tables, turned), strict=True)]
     rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
             for table, columns in zip(tables, lying(tables, turned), strict=True)]

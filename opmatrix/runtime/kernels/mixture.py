@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 Activated = Annotated[str, OneOf(("", *COMPILED))]
 Most = Annotated[int, Range(int, 1, 2 ** 20)]
-BYTE_STEP = 1 / 127                                              # of a row in bytes, of its largest number
-TOLD_ROWS, EXPERTS_TOLD = 5, 64                             # rows of a batch that tells; experts that have all or one
-EXPERTS_COUNTED = 20                                        # experts of no row, of one, of two and so on
+BYTE_STEP = 1 / 127                                         # step of a row in bytes, relative to its largest number
+TOLD_ROWS, EXPERTS_TOLD = 5, 64                             # rows of a telling batch; experts that get all rows or one
+EXPERTS_COUNTED = 20                                        # experts that get no row, one, two and so on
 TOLD_SHARES = 1e-30, 1e-6, 1e6
-WORD_BYTES = 72                                             # of a row's place: its matrix, slot and row, two tiles
-k, E = size("k"), size("E")                                 # experts that a row names, and that there are
+WORD_BYTES = 72                                             # bytes of a row's place: its matrix, slot, row, two tiles
+k, E = size("k"), size("E")                                 # experts that a row names, and all experts
 
 
 def bias_rows(bias: Any, count: int) -> Any:
-    """The row of each of so many matrices, of these one after another."""
+    """Return the bias of each of `count` matrices, from their biases one after another."""
     return None if bias is None else bias.reshape(count, -1)
 
 
@@ -49,7 +49,8 @@ class Matrices:
     def __init__(self, stack: Any) -> None: self.stack = stack
 
     def operands(self, e: int, x: Doubles) -> tuple[Doubles, Doubles]:
-        """Two matrices whose product is what the kernel computes of these rows but for the roundings of its sums."""
+        """Return two matrices whose product is the kernel's result for these rows, but for the roundings of its
+        sums."""
         if isinstance(self.stack, Stacked):
             read, W = self.stack[e].operands(x)
             return np.asarray(read), np.asarray(W)
@@ -60,14 +61,14 @@ class Matrices:
         return read @ W
 
     def bound(self, e: int, x: Doubles, read: Doubles, W: Doubles) -> Doubles:
-        """How far a product is from that of what is read and W."""
+        """Bound the error of a product, relative to the exact product of `read` and W."""
         if isinstance(self.stack, Stacked): return np.asarray(self.stack[e].bound(x, (read, W)))
         return np.asarray(gamma(len(W)) * (abs(read) @ abs(W)) + len(W) * SMALLEST)
 
     def spread(self, e: int, x: Doubles, read: Doubles, error: Doubles) -> Doubles:
-        """How far what is read of x may be off where x is by an error: a number near the middle between two that are
-        stored may become either. Rows are scaled by their largest number, whose own error counts for all; where columns
-        are mixed before, any number may lie near a middle."""
+        """Bound the error of the rows as they are read if x has an error: a number near the middle between two stored
+        ones may become either. Rows are scaled by their largest number, whose own error affects all; if columns are
+        mixed before, any number may be near a middle."""
         if not (isinstance(self.stack, Stacked) and self.stack.rounds): return error
         largest = abs(x).max(1, keepdims=True)
         relative = (error / np.maximum(largest, SMALLEST)).max(1, keepdims=True) + 4 * UNIT
@@ -91,18 +92,18 @@ class Raised(NamedTuple):
 
 
 def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
-    """The matrices that rows name, and the rows of each."""
+    """Yield the matrices that rows name, with the rows of each."""
     for e in range(gate.shape[1]):
         if len(rows := np.flatnonzero(gate[:, e])): yield e, rows
 
 
 def named_too_many(a: Arguments) -> Any:
-    """The rows that name more matrices than is promised."""
+    """Return a mask of the rows that name more matrices than `most`."""
     return np.count_nonzero(in_columns(a.gate), 1) > a.most
 
 
 def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """Matrices so small that rows and tiles are all that takes time."""
+    """Yield timed calls with matrices so small that only rows and tiles take time."""
     for count, most in TIMED_ROUTERS:
         up, down = numbers.fresh(count, 16, 16), numbers.fresh(count, 16, 256)
         for rows in (1, 16, 256):
@@ -137,49 +138,51 @@ class experts(Arguments):
         return Rows(cols)
 
     def reads(a) -> dict[str, object]:
-        """Stacks are read matrix by matrix, and rows as their format does."""
+        """Return stacks as Matrices, read one by one, which read rows as their format does."""
         return {name: Matrices(stack) for name in ("up", "down", "beside")
                 if isinstance(stack := getattr(a, name), Stacked)}
 
     def reference(a) -> Doubles:
-        """A row that names more experts than is promised is no number."""
-        up, down, beside = (each if isinstance(each, Matrices) else Matrices(each) for each in (a.up, a.down, a.beside))
-        found = np.zeros((len(a.x), down.stack.shape[2]))
+        """Return the result; a row that names more experts than `most` is NaN."""
+        up, down, beside = (stack if isinstance(stack, Matrices) else Matrices(stack)
+                            for stack in (a.up, a.down, a.beside))
+        total = np.zeros((len(a.x), down.stack.shape[2]))
         for e, rows in routed(in_columns(a.gate)):
             y = apply_stages(up.multiply(e, a.x[rows]), Raised.of(a, e))
             if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
-            found[rows] += a.gate[rows, e] * down.multiply(e, y)
-        if a.residual is not None: found = found + a.residual
-        found[named_too_many(a)] = np.nan
-        return found
+            total[rows] += a.gate[rows, e] * down.multiply(e, y)
+        if a.residual is not None: total = total + a.residual
+        total[named_too_many(a)] = np.nan
+        return total
 
     def bound(a) -> Doubles:
-        """Errors of products, of the function and of the factor, carried through the second product."""
+        """Bound the errors of products, of the function and of the factor, carried through the second product."""
         up, down, beside = Matrices(a.up), Matrices(a.down), Matrices(a.beside)
         x, gate = np.asarray(a.exact.x), in_columns(np.asarray(a.exact.gate))
-        found, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
+        errors, sizes = np.zeros((len(x), a.down.shape[2])), np.zeros((len(x), a.down.shape[2]))
         for e, rows in routed(gate):
             y, error = hidden_rows(a, up, beside, x[rows], e)
             read, W = down.operands(e, y)
             off = down.spread(e, y, read, error)
             lost = off @ abs(W) + down.bound(e, y, abs(read) + off, W)
             weight = abs(gate[rows, e][:, None])
-            found[rows] += weight * lost
+            errors[rows] += weight * lost
             sizes[rows] += weight * (abs(read @ W) + lost)
         if a.residual is not None: sizes += abs(a.exact.residual)
-        return found + gamma(a.most + 2) * sizes + SMALLEST
+        return errors + gamma(a.most + 2) * sizes + SMALLEST
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """Rows there and back, and the products with stacks that are known."""
+        """Return the price of rows there and back, and of the products with known stacks."""
         rows, count = extents[out.space], a.gate.heads
         most = min(a.most, count)
-        own = [("experts", {"T": rows, "n": a.x.cols, "p": out.cols, "k": most, "E": count})]
-        return own + [cost for stack in (a.up, a.beside, a.down) if stack is not None
+        costs = [("experts", {"T": rows, "n": a.x.cols, "p": out.cols, "k": most, "E": count})]
+        return costs + [cost for stack in (a.up, a.beside, a.down) if stack is not None
                       for cost in times_experts(*described(stack), count, most, rows)]
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Rows of every kind among all experts; all rows with one expert, and all but one, for each, of very many for
-        some; experts of one row, of two, of three and so on; rows that name fewer than they may, or none."""
+        """Yield rows of every kind among all experts; all rows with one expert, and all but one, for each expert (for
+        some, if there are very many); experts of one row, of two, of three and so on; rows that name fewer than they
+        may, or none."""
         count, width = len(a.up), a.x.shape[1]
         rest = {} if a.residual is None else {"residual": a.residual.shape[1:]}
         rows = telling_values({"x": (width,), **rest}, rng, LARGEST_DECADE if a.beside is None else SQUARED_DECADE)
@@ -190,7 +193,7 @@ class experts(Arguments):
             yield {**beside, "x": x, "gate": in_gates(gates, a.gate)}
 
     def scratch(a) -> BufferSize:
-        """The rows of experts, between its stages."""
+        """Return the bytes of the experts' rows, between its stages."""
         (_, n, f), q = a.up.shape, a.down.shape[2]
         return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
 
@@ -198,7 +201,7 @@ class experts(Arguments):
 
 
 def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") -> Any:
-    """Rows that each name so many of the experts, drawn, with shares that sum to one."""
+    """Return rows that each name `most` drawn experts, with shares that sum to one."""
     order = rng.permuted(np.tile(np.arange(count), (rows, 1)), axis=1)[:, :most]
     gates = np.zeros((rows, count), np.float32)
     np.put_along_axis(gates, order, rng.dirichlet(np.ones(most), rows).astype(np.float32), 1)
@@ -206,12 +209,12 @@ def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") ->
 
 
 def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator[Any]":
-    """Rows of gates that name experts as seldom and as often as can be: each a batch."""
+    """Yield batches of gates that name experts as rarely and as often as possible."""
     few = np.eye(count, dtype=np.float32)
     ends = {0, count - 1, *rng.permutation(count)[:EXPERTS_TOLD].tolist()}
     for e in sorted(ends):
-        yield few[[e] * TOLD_ROWS]                              # all with one, none with any other
-        yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]    # one with one, all the others with the next
+        yield few[[e] * TOLD_ROWS]                              # all rows with one expert
+        yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]    # one row with one expert, all others with the next
     order = rng.permutation(count)[:EXPERTS_COUNTED]
     counts = np.repeat(order, np.arange(len(order)))
     yield few[rng.permutation(counts)] if len(counts) else few[:1]
@@ -223,18 +226,18 @@ def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator
 
 
 def in_gates(gates: Any, like: Any) -> Any:
-    """Gates with the axes of these."""
+    """Return gates with the axes of `like`."""
     return gates if like.ndim == 2 else gates[:, :, None]
 
 
 def described(stack: Any) -> tuple[str, dict[Any, float]]:
-    """The format of a stack's matrices, and the sizes of each."""
+    """Return the format of a stack's matrices, and the sizes of each."""
     if isinstance(stack, Stacked): return stack.name, dict(stack.sizes)
     return "dense", dict(zip("np", stack.shape[1:], strict=True))
 
 
 def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
-    """What some rows are between the two products of an expert, and how far that may be off."""
+    """Return the rows between the two products of an expert, and a bound on their error."""
     def product(stack: Matrices) -> tuple[Doubles, Doubles]:
         read, W = stack.operands(e, x)
         return read @ W, stack.bound(e, x, read, W)
@@ -242,5 +245,5 @@ def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int
     stages, rough = Raised.of(a, e), isinstance(a.up, Stacked) and a.up.rounds
     y, error = apply_stages(y, stages), bound_stages(y, error, stages, rough)
     if a.beside is None: return y, error
-    v, own = product(beside)
-    return y * v, error * abs(v) + own * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + own)
+    v, v_error = product(beside)
+    return y * v, error * abs(v) + v_error * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + v_error)

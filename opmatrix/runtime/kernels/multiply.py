@@ -28,25 +28,25 @@ class linear(Arguments):
         return after(a, a.weight.shape[1])
 
     def reads(a) -> dict[str, object]:
-        """x and the weight as the weight's format multiplies them."""
+        """Return x and the weight as the weight's format multiplies them."""
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
 
     def reference(a) -> Doubles: return apply_stages(a.x @ a.weight, a)
 
     def bound(a) -> Doubles:
-        """What the format says of itself, through the epilogue."""
+        """Return the error bound of the format, carried through the epilogue."""
         x, W = a.exact.x, a.exact.weight
         return bound_stages(x @ W, a.weight.bound(a.x, (x, W)), a, a.weight.rounds)
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """The format's product, then the epilogue."""
+        """Return the price of the format's product, then of the epilogue."""
         rows = extents[out.space]
         first = [] if a.weight is None else times_format(a.weight.name, a.weight.sizes, rows)
         return first + [(name, {"T": rows, "p": out.cols})
                         for name in behind_product(stage_prices(a), a.weight is not None and a.weight.rounds)]
 
     def scratch(a) -> BufferSize:
-        """A product of two factors keeps what lies between them."""
+        """Return the bytes that a product of two factors stores between them."""
         return BufferSize(FLOAT_BYTES * a.weight.scratch(), 0)
 
     def borders(a) -> Collection[int]: return frozenset(a.weight.borders())

@@ -17,7 +17,8 @@ from opmatrix.runtime.declarations.operands import Heads, Rows
 
 
 def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
-    """The first stage is a pass of its own, the others ride along; where there is none, rows are copied."""
+    """Return the price: the first stage is a pass of its own, the others are fused with it; without stages, rows are
+    copied."""
     first, *more = stage_prices(a) or ["bias"]
     return [(name, {"T": extents[out.space], "p": row_width(out)}) for name in (f"pointwise.{first}", *more)]
 

@@ -28,7 +28,7 @@ Least = Annotated[float, Range(float, 0.0, 1.0)]
 
 
 def reduce_rows(x: Doubles, how: str) -> Doubles:
-    """Rows as one."""
+    """Reduce rows to one."""
     places = np.arange(1.0, len(x) + 1)
     match how:
         case "first" | "last": return np.asarray(x[0 if how == "first" else -1])
@@ -42,7 +42,7 @@ def reduce_sentences(x: Doubles, batch: Batch, how: str) -> Doubles:
 
 
 def lengthen(x: Doubles, least: float | None) -> Doubles:
-    """Rows of length one, where that is asked for."""
+    """Return rows normalised to length one if `least` is given."""
     return x if least is None else np.asarray(x / np.sqrt(np.square(x).sum(1, keepdims=True) + least))
 
 
@@ -70,16 +70,16 @@ class pool(Arguments):
     def reference(a) -> Doubles: return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
 
     def bound(a) -> Doubles:
-        """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum
-        cancels."""
+        """Bound the error of a result that is computed in float64, with a norm too, and rounded once: the rounding of
+        float64 itself is visible if a sum cancels."""
         row, size = (reduce_sentences(x, a.batch, a.how) for x in (a.exact.x, abs(a.exact.x)))
         doubt = 2 * len(a.x) * 2.0 ** -52
         return np.asarray(2 * UNIT * abs(lengthen(row, a.unit)) + doubt * (size if a.unit is None else 1.0)
                           + LEAST_SHARE)
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Short sequences, each of rows of one kind: as they are, from half of them to one and a half, and so that they
-        cancel but for a little."""
+        """Yield short sequences, each of rows of one kind: as they are, scaled by half to one and a half, and with
+        signs that make them cancel almost."""
         rows = telling_rows(a.x.shape[1:], rng)
         batch = short_sequences(len(rows))
         same, shares = rows[batch.sequence], rng.uniform(0.5, 1.5, (batch.rows, 1)).astype(np.float32)
@@ -87,7 +87,7 @@ class pool(Arguments):
         for x in (same, same * shares, same * signs): yield {"batch": batch, "x": x}
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """The rows that are read, and those that are written."""
+        """Return the price by the rows that are read, and those that are written."""
         return [("pool", {"T": extents[S if a.how in PICKS else T], "S": extents[S], "p": out.cols})]
 
 

@@ -22,19 +22,19 @@ from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fi
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-TURNED = 64                                                 # columns of a head that is timed
+TURNED = 64                                                 # columns of a timed head
 Picked = Annotated[str, OneOf(("all", "first", "last"))]
 
 
 def time_rotation(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     for sizes, x, out in grid.passes(numbers):
         by, at = numbers.fresh(len(x), TURNED // 2), np.arange(len(x))
-        turned, into = (each.reshape(len(x), -1, TURNED) for each in (x, out))
+        turned, into = (array.reshape(len(x), -1, TURNED) for array in (x, out))
         yield sizes, partial(compiled.rotate, turned, at, by, by, into)
 
 
 def pick_rows(a: Arguments, positions: RowNumbers) -> Any:
-    """The positions of the rows that are turned."""
+    """Return the positions of the rotated rows."""
     if a.rows == "all": return positions
     return positions[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
 
@@ -61,13 +61,13 @@ class rotate(Arguments):
     def limits(a) -> dict[str, int]: return {"positions": len(a.cos)}
 
     def reference(a) -> Doubles:
-        """Pairs of columns as complex numbers, times what lies on the unit circle."""
+        """Return pairs of columns as complex numbers, times numbers of the unit circle."""
         at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
         pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
         return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
 
     def bound(a) -> Doubles:
-        """Two products, and their sum."""
+        """Bound the error of two products, and their sum."""
         at, k = pick_rows(a, a.batch.positions), a.cos.shape[1]
         x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
         left, right = x[..., :k], x[..., k:2 * k]
@@ -76,13 +76,13 @@ class rotate(Arguments):
     @staticmethod
     def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch,
                  at: RowNumbers) -> Restricted | None:
-        """Some rows of a rotation of all tokens, not of one a sequence."""
+        """Restrict to some rows of a rotation of all tokens; None for a rotation of one a sequence."""
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
-        """Draw operands: where all tokens are turned, every row of the tables (of very long ones the ends and drawn
-        rows), and rows of every kind at drawn positions; of the first or the last tokens, as of any rows that one batch
-        has."""
+        """Yield operands. For a rotation of all tokens: every row of the tables (of very long ones the ends and drawn
+        rows), and rows of every kind at drawn positions. For one of first or last tokens: operands as for any rows that
+        one batch has."""
         row, limits, batch = a.x.shape[1:], {"positions": len(a.cos)}, a.batch.whole
         if a.rows != "all":
             for fill in telling_fills({"x": a.x.shape}, rng): yield {**fill}

@@ -1,5 +1,5 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/runtime/codegen,
-formats/kernels/generated): written and compiled when a program that has it first runs, and kept."""
+formats/kernels/generated): written and compiled when a program that has it first runs, and cached."""
 from collections.abc import Iterator
 from functools import partial
 from inspect import Parameter, Signature
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 of_writes, looked_at = map(size, ("written", "operands"))
-NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of one, and rows
-MOST_TIMED = 2 ** 19                                        # numbers of a value
-NEAR_NUMBERS = 2 ** 20                                      # numbers, about, that caches near to processors keep
-STREAMED = T * (moved + of_writes)                          # a line that is written is read before
-SLOW = 8                                                    # operations that a division or a root is taken to be
+NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of narrow timed values; rows of long ones
+MOST_TIMED = 2 ** 19                                        # the most numbers of a timed value
+NEAR_NUMBERS = 2 ** 20                                      # numbers, about, that the caches of a core hold
+STREAMED = T * (moved + of_writes)                          # a cache line is read before it is written
+SLOW = 8                                                    # a division or a root counts as this many operations
 
 
 def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
-    """The kernel of a term over these operands, arrays or shapes. Whatever runs no term imports nothing that reads
-    one."""
+    """Return the kernel of a term over these operands, arrays or shapes. A program without a term imports no code that
+    reads one."""
     from opmatrix.runtime.codegen.term_kernel import term_kernel
     values, arrays = operands
-    return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(each.shape) for each in arrays))
+    return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
 
 
 def count_columns(value: Any) -> tuple[int, int]:
-    """Heads, and columns of one."""
+    """Return the heads, and the columns of one."""
     if isinstance(value, Rows | Heads): return getattr(value, "heads", 1), value.cols
     return (1, value.shape[1]) if value.ndim == 2 else value.shape[1:]
 
 
 def run_rows(out: Any, *, term: str, **operands: Any) -> None:
-    """The kernel of the term, launched."""
+    """Launch the kernel of the term."""
     values, arrays = split_operands(operands)
-    find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(each, np.float32) for each in arrays], out)
+    find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(array, np.float32) for array in arrays], out)
 
 
 def declared_signature(batched: bool = False) -> Signature:
-    """So many values and arrays that may be absent, and the term; the batch before them, where it is read."""
+    """Return the signature: optional values and arrays, and the term; with `batched` the batch before them."""
     kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array)
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
@@ -63,16 +63,17 @@ run_rows.__signature__ = declared_signature()               # type: ignore[attr-
 
 
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    """Some kernels, of little work and of much, over these rows, and over narrow ones, where loops are what takes time,
-    and over many, where memory is."""
+    """Yield timed calls of some kernels, with little work and with much, over these rows; over narrow ones, in which
+    loops take most of the time; and over many, in which memory does."""
     from opmatrix.runtime.codegen.sample_terms import SAMPLES
     sizes = [*product((NARROW_ROWS, *grid.widths), (*grid.rows, MANY_ROWS))]
     for number, (text, values) in enumerate(SAMPLES):
         for p, rows in sizes[number % 2::2]:
-            found = find_kernel(text, ([np.empty((0, p))] * values, []))
-            if rows * p > MOST_TIMED or rows * max(values * p, found.root.cols) > numbers.count: continue
-            given = [*numbers.some(values, rows, p)]
-            yield {"T": rows, **found.counts._asdict()}, partial(found, given, [], numbers.room(rows, found.root.cols))
+            row_kernel = find_kernel(text, ([np.empty((0, p))] * values, []))
+            if rows * p > MOST_TIMED or rows * max(values * p, row_kernel.root.cols) > numbers.count: continue
+            operands = [*numbers.some(values, rows, p)]
+            yield {"T": rows, **row_kernel.counts._asdict()}, partial(
+                row_kernel, operands, [], numbers.room(rows, row_kernel.root.cols))
 
 
 @kernel(launches=True, price=Price(
@@ -86,21 +87,21 @@ class row_term(Arguments):
     run = run_rows
 
     def shape(a) -> Rows | Heads:
-        found = kernel_of(a).written.root                   # written here: a writer checks that all of it is stored
-        return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
+        root = kernel_of(a).written.root                    # `written` runs the writer, which checks that all is stored
+        return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
 
     def reference(a) -> Doubles:
         from formats.kernels.generated.rowwise.row_bounds import mean_rows
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
 
     def bound(a) -> Doubles:
-        """A running error of every operation, in the kernel's own order."""
+        """Return a running error of every operation, in the kernel's own order."""
         from formats.kernels.generated.rowwise.row_bounds import bound_rows
         meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact))
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """By what a row counts: numbers moved, operations of each kind, loops."""
+        """Return the price by the numbers moved for a row, operations of each kind, loops."""
         return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
 
 
@@ -108,11 +109,11 @@ def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_ope
 
 
 def count_rows(a: Arguments) -> int:
-    """The rows of a batch, which a term of arrays alone has, too; one without a batch."""
+    """Return the rows of the batch, which a term of arrays alone has, too; 1 without a batch."""
     batch = getattr(a, "batch", None)
     return 1 if batch is None else int(batch.rows)
 
 
 def in_shape(found: Doubles) -> Doubles:
-    """Numbers of (rows, heads, columns) as the step has them."""
+    """Return numbers of (rows, heads, columns) in the shape of the step's result."""
     return found[:, 0] if found.shape[1] == 1 else found

@@ -36,7 +36,7 @@ class scale(Arguments):
     def reference(a) -> Doubles: return np.asarray(a.x * a.factor)
 
     def bound(a) -> Doubles:
-        """The factor is rounded, and the product."""
+        """Bound the error: the factor is rounded, and the product."""
         return np.asarray(gamma(2) * abs(a.exact.x * a.factor))
     cost = one_pass("scale")
 
@@ -70,11 +70,11 @@ class blend_heads(Arguments):
         return sum_products(a.x, a.by) if a.residual is None else np.asarray(sum_products(a.x, a.by) + a.residual)
 
     def bound(a) -> Doubles:
-        """A rounding for each product and each sum."""
+        """Bound the error: a rounding for each product and each sum."""
         sizes = sum_products(abs(a.exact.x), abs(a.exact.by))
         if a.residual is not None: sizes = sizes + abs(a.exact.residual)
         return np.asarray(gamma(in_heads(a.x).shape[1] + 1) * sizes + SMALLEST)
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
-        """By the numbers that are read and given."""
+        """Return the price by the numbers that are read and written."""
         return [("blend_heads", {"T": extents[out.space], "h": getattr(a.x, "heads", 1), "p": out.cols})]

@@ -52,14 +52,14 @@ def time_values(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float],
 
 
 def multiply_queries(q: Doubles, k: Doubles, batch: Batch, bias: Doubles | None = None) -> Doubles:
-    """q kᵀ within each sentence, flat, in as many heads as one of them or a bias has."""
+    """Return q kᵀ within each sentence, flat, in as many heads as one of them or a bias has."""
     heads = max(most_heads(q, k), 1 if bias is None else len(bias))
-    q, k = (in_groups(each, heads) for each in (q, k))
+    q, k = (in_groups(operand, heads) for operand in (q, k))
     return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
 
 
 def near_rows(bias: Doubles | None, a: Arguments) -> Doubles:
-    """The numbers of a table by distance for each pair of a sentence, flat as scores; one 0 where there is none."""
+    """Return the numbers of a table by distance for each pair of a sentence, flat as scores; one 0 without a table."""
     if bias is None: return np.zeros(1)
     heads, parts = max(most_heads(a.q, a.k), len(bias)), list[Doubles]()
     for rows in sentence_rows(a.batch):
@@ -86,8 +86,8 @@ class scores(Arguments):
         return np.asarray(products + near_rows(a.bias, a))
 
     def bound(a) -> Doubles:
-        """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor; of what is less than any normal number, as
-        many times the least as there are operations."""
+        """Return γ_(d+2) |q| |k|ᵀ |scale|: the errors of the products, their sum and the factor; for numbers below any
+        normal number, the least number times the count of operations."""
         size = abs(float(a.exact.scale)) * multiply_queries(abs(a.exact.q), abs(a.exact.k), a.batch, a.bias)
         spread: Doubles = size + np.abs(near_rows(a.exact.bias, a))
         least = (a.q.shape[2] + 2) * SMALLEST * max(1.0, abs(float(a.exact.scale)))
@@ -110,12 +110,12 @@ class softmax(Arguments):
         return Scores(a.x.heads)
 
     def reference(a) -> Doubles:
-        """Softmax along the keys that are seen."""
+        """Return softmax along the keys that are seen."""
         return np.concatenate([softened(np.where(unseen(a.batch, rows, seen.pattern(a)), -np.inf, part)).ravel()
                                for rows, part in squares(a.x, a.batch)])
 
     def bound(a) -> Doubles:
-        """A share is a quotient of exponentials: see `bound_shares`."""
+        """Bound the error: a share is a quotient of exponentials, see `bound_shares`."""
         return np.concatenate([bound_shares(part, 0.0, unseen(a.batch, rows, seen.pattern(a)))[1].ravel()
                                for rows, part in squares(a.exact.x, a.batch)])
 
@@ -124,7 +124,7 @@ class softmax(Arguments):
 
 
 def weigh_values(p: Doubles, v: Doubles, batch: Batch) -> list[Doubles]:
-    """p v, sentence by sentence."""
+    """Return p v, sentence by sentence."""
     return [np.einsum("hqk,khd->qhd", part, in_groups(v[rows], len(part))) for rows, part in squares(p, batch)]
 
 
@@ -142,7 +142,7 @@ class values(Arguments):
     def reference(a) -> Doubles: return np.concatenate(weigh_values(a.p, a.v, a.batch))
 
     def bound(a) -> Doubles:
-        """γ of a sentence's length, times |p| |v|, and the least number for each product."""
+        """Return γ of a sentence's length, times |p| |v|, and the least number for each product."""
         weighed = weigh_values(abs(a.exact.p), abs(a.exact.v), a.batch)
         return np.concatenate([gamma(len(part)) * part + len(part) * SMALLEST for part in weighed])
 

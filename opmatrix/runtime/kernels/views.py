@@ -1,4 +1,4 @@
-"""Views, of which nothing is copied: a row's columns as heads, heads as columns again, some columns alone."""
+"""Views, which copy no numbers: a row's columns as heads, heads as columns again, some columns alone."""
 from typing import Annotated, Any
 
 from formats.core.choices import Range

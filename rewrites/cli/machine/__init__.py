@@ -1,1 +1,1 @@
-"""The machine that runs commands: measured, looked at, and said in one page."""
+"""The machine that runs commands: its calibration, its facts and findings, and its environment."""

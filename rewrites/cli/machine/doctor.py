@@ -1,5 +1,5 @@
-"""Settings of this machine and of the environment that hurt, each with the line that mends it: one entry of a table
-each."""
+"""Settings of this machine and of the environment that hurt, each with the line that mends it: one table entry for each
+setting."""
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,25 +13,25 @@ from rewrites.cli.examine import Facts
 Details = Mapping[str, object]
 
 POOLS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
-SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}       # what each should be
+SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}       # variable -> good value
 ENDLESS = "active", "infinite", "infinity"
-LONG_WAITS = {"KMP_BLOCKTIME": 1000, "GOMP_SPINCOUNT": 10 ** 7}  # milliseconds, turns: more than any wait is worth
+LONG_WAITS = {"KMP_BLOCKTIME": 1000, "GOMP_SPINCOUNT": 10 ** 7}  # milliseconds, turns: longer than a useful wait
 BINDING = {"OMP_PROC_BIND": ("", "false"), "GOMP_CPU_AFFINITY": ("",), "KMP_AFFINITY": ("", "none", "disabled")}
 SLOWING = {"NUMBA_DISABLE_JIT": ("", "0"), "NUMBA_OPT": ("", "3", "max"), "NUMBA_CPU_NAME": ("", "host"),
-           "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0"), VARIABLE: ("",)}        # what does no harm
+           "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0"), VARIABLE: ("",)}        # harmless values
 
 
 class Probe(NamedTuple):
-    """`finds` yields the words of each thing that hurts; `says` and `remedy` are written with them."""
+    """A check: `says` and `remedy` are formatted with the details of each finding."""
 
     name: str
-    finds: Callable[[Facts], Iterator[Details]]
+    finds: Callable[[Facts], Iterator[Details]]             # yields the details of each harmful setting
     says: str
     remedy: str
 
 
 class Finding(NamedTuple):
-    """What hurts, in words, and the line that mends it."""
+    """A harmful setting, in words, and the line that mends it."""
 
     check: str
     says: str
@@ -63,8 +63,8 @@ def idle(facts: Facts) -> Iterator[Details]:
 
 def other_pools(facts: Facts) -> Iterator[Details]:
     counts = {POOLS[pool.library]: pool.threads for pool in facts.pools if pool.library in POOLS}
-    given = {name: parse_count(facts.environment.get(name, "")) for name in POOLS.values()}
-    for name, count in (given | counts).items():
+    requested = {name: parse_count(facts.environment.get(name, "")) for name in POOLS.values()}
+    for name, count in (requested | counts).items():
         if count > 1: yield {"variable": name, "library": name.split("_")[0], "count": count}
 
 
@@ -76,7 +76,7 @@ def spinning(facts: Facts) -> Iterator[Details]:
 
 
 def other(variables: Mapping[str, tuple[str, ...]], facts: Facts) -> Iterator[Details]:
-    """Variables that are set to something else than what does no harm."""
+    """Yield variables whose values are not among the harmless ones."""
     for name, harmless in variables.items():
         if (value := facts.environment.get(name, "")).lower() not in harmless: yield {"variable": name, "value": value}
 
@@ -141,7 +141,7 @@ CHECKS = (
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """Everything that hurts."""
+    """Return all findings."""
     return [Finding(check.name, check.says.format(**words), check.remedy.format(**words))
             for check in CHECKS for words in check.finds(facts)]
 
@@ -149,7 +149,7 @@ def findings(facts: Facts) -> list[Finding]:
 # ---- what is said
 
 def format_facts(facts: Facts) -> str:
-    """The facts, a line each, and what hurts."""
+    """Return the facts, a line each, and the findings."""
     host = facts.host
     blas = [f"{p.library} {p.version} ({p.architecture}), {p.threads} thread{'s' * (p.threads > 1)}"
             for p in facts.pools]
@@ -169,22 +169,22 @@ def format_facts(facts: Facts) -> str:
         "holds": ", ".join(f"{name} {count} ({size / 1e6:.1f} MB)" for name, (count, size) in facts.holds.items())
         or "nothing"}
     width = max(map(len, lines))
-    found = findings(facts)
-    hurting = [f"{each.check}: {each.says}\n    {each.remedy}" for each in found]
+    problems = findings(facts)
+    hurting = [f"{problem.check}: {problem.says}\n    {problem.remedy}" for problem in problems]
     return "\n".join([*(f"{name.ljust(width)}  {line}" for name, line in lines.items()), "",
                       *(hurting or ["no setting hurts"])])
 
 
 def went(gone: list[CacheEntry]) -> str:
-    """What was removed, a line each, and how much in all."""
-    total = f"{len(gone)} removed, {sum(each.bytes for each in gone) / 1e6:.1f} MB"
-    return "\n".join([*(f"{each.bytes / 1e6:8.1f} MB  {each.path}" for each in gone), total])
+    """List the removed cache entries, a line each, and their total size."""
+    total = f"{len(gone)} removed, {sum(entry.bytes for entry in gone) / 1e6:.1f} MB"
+    return "\n".join([*(f"{entry.bytes / 1e6:8.1f} MB  {entry.path}" for entry in gone), total])
 
 
 def facts_as_json(facts: Facts) -> dict[str, object]:
-    """The facts and findings as JSON."""
+    """Return the facts and findings as JSON."""
     host = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(facts.host).items()}
-    host["siblings"] = [sorted(each) for each in facts.host.siblings]
+    host["siblings"] = [sorted(cores) for cores in facts.host.siblings]
     rest = {name: value for name, value in vars(facts).items() if name not in ("host", "environment")}
     return {**rest, "host": host, "cache": str(facts.cache), "pools": [pool._asdict() for pool in facts.pools],
-            "hurts": [each._asdict() for each in findings(facts)]}
+            "hurts": [finding._asdict() for finding in findings(facts)]}

@@ -1,1 +1,1 @@
-"""How a program follows from another: derivations, schedules by hand, what each law gained."""
+"""The derivation of a program from another: derivations, schedules by hand, the gain of each law."""

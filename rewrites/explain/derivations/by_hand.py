@@ -1,6 +1,6 @@
-"""Laws applied by hand to one program: wherever they fit, in the order that is asked for. The graph holds what those
-laws reach, stage by stage, and so knows the facts that guards ask for; the program is a tree in it, and every
-application a step."""
+"""Laws applied by hand to one program: wherever they fit, in the requested order. The graph holds the terms that these
+laws reach, stage by stage, and so the facts that guards need; the program is a tree in it, and every application a
+step."""
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,14 +23,14 @@ from rewrites.verify.user_laws import admit_laws
 
 NOTHING_NEW = "what it makes is there already, or is made of itself"
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
-BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph, applications to a program
+BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph; applications to a program
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A stage of laws, each applied wherever it fits, again and again, the first ones first. One of those `needed` has
-    to apply somewhere, by default the last. `kinds` narrows where a law applies: choices of what kinds its variables
-    may be there."""
+    """A stage of laws, each applied wherever it fits, again and again, the first ones first. One of the laws `needed`
+    has to apply somewhere, by default the last. `kinds` narrows where a law applies: alternatives of the kinds that
+    its variables may have."""
 
     name: str
     laws: tuple[Law, ...]
@@ -42,7 +42,7 @@ class Rewrite:
         return self.needed or (self.laws[-1].name,)
 
     def check_usable(self) -> None:
-        """Raises InputError for a law of a user's that is wrong, or that no graph can use."""
+        """Raise InputError for a user's law that is wrong, or that no graph can use."""
         _, left_out = admit_laws(self.laws)
         if left_out: raise InputError(f"{self.name}: {left_out[0]}")
 
@@ -52,8 +52,8 @@ Stages = Sequence[Rewrite]
 
 @dataclass
 class Applied:
-    """One part of a model behind stages of laws: its program, the steps that led there, and how often each law of each
-    stage was applied."""
+    """One part of a model after stages of laws: its program, the steps that led to it, and the number of applications
+    of each law in each stage."""
 
     part: Part
     number: int
@@ -64,7 +64,7 @@ class Applied:
     counts: list[dict[str, int]]
 
     def over(self, part: Part) -> "Applied":
-        """What these stages make of another part of equal structure."""
+        """Return the result of these stages for another part of equal structure."""
         if part is self.part:
             return self
         forest = Forest(Lowering(self.forest.graph, part.template, None), self.forest.made)     # type: ignore[arg-type]
@@ -72,25 +72,25 @@ class Applied:
 
     @cached_property
     def alone(self) -> Graph:
-        """The graph of this program and no other."""
+        """The graph of this program alone."""
         keys, graph = {tree.key for tree in self.tree.walk()}, self.forest.graph
         return Graph([node for node in graph.nodes if node[:3] in keys], graph.facts, graph.named)
 
 
 @cache
 def isolate(law: Law) -> Law:
-    """The law in a phase of its own, which keeps both its sides."""
+    """Return the law in a phase of its own, with both its sides kept."""
     return replace(law, phase=f"by_{law.name}", canonical=False)
 
 
 def reached(template: Template, stages: Stages) -> Graph:
-    """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
-    to an end."""
+    """Return the graph that the laws of each stage reach from the result of the stages before. Raises InputError for a
+    stage that does not terminate."""
     laws = tuple(dict.fromkeys(law for stage in stages for law in stage.laws))
-    made, graph = engine([isolate(law) for law in laws]), Graph()
+    stage_engine, graph = engine([isolate(law) for law in laws]), Graph()
 
     def run(program: str) -> Any:
-        return made.run_program(*made.parse_program(program))
+        return stage_engine.run_program(*stage_engine.parse_program(program))
 
     def explore(stage: Rewrite) -> None:
         for _ in range(ROUNDS):
@@ -106,13 +106,13 @@ def reached(template: Template, stages: Stages) -> Graph:
     run(template.text)
     for stage in stages: explore(stage)
     run("(run-schedule (saturate (run facts)))")
-    freeze(made, graph)
+    freeze(stage_engine, graph)
     keep_imported(graph, template)
     return graph
 
 
 def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
-    """The import of a part behind these stages. Raises InputError for a law that cannot be used."""
+    """Return the import of a part after these stages. Raises InputError for a law that cannot be used."""
     for stage in stages: stage.check_usable()
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
@@ -131,19 +131,19 @@ def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
 
 
 def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> Application | None:
-    """The next application that leads to a program not seen before: of the first law that fits, at the innermost place.
-    None computes a value of itself, as (xᵀ)ᵀ does x: a program computes every value once."""
+    """Return the next application that leads to a new program: of the first law that fits, at the innermost place.
+    Programs that compute a value from itself, as (xᵀ)ᵀ does x, are skipped: a program computes every value once."""
     for law in stage.laws:
         for before, after in fitting(deriver, law, tree, stage.kinds.get(law.name, ({},))):
             if before is after: continue
-            made = deriver.forest.replace(tree, before, after)
-            if made not in seen and not is_nested(made):
+            rewritten = deriver.forest.replace(tree, before, after)
+            if rewritten not in seen and not is_nested(rewritten):
                 return Application(law.name, law.kind, False, before, after)
     return None
 
 
 def is_nested(tree: Tree) -> bool:
-    """True where some subtree is made of the very value that it computes."""
+    """True if some subtree is computed from the very value that it computes."""
     below: dict[Tree, frozenset[int]] = {}
     for part in tree.walk():
         below[part] = frozenset(child.cls for child in part.children).union(*(below[child] for child in part.children))
@@ -152,23 +152,24 @@ def is_nested(tree: Tree) -> bool:
 
 
 def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tuple[Tree, Tree]]:
-    """Every place where a law fits a program, and what it makes there. A law of several sides asks for all of them."""
+    """Yield every place where a law fits a program, with the result there. All sides of a law of several sides have to
+    be present."""
     left, right = law.sides()
     keys = {part.key for part in tree.walk()}
-    for part, index, found in matching(law, tree):
-        if not any(all(found[name].kind in allowed for name, allowed in choice.items()) for choice in kinds):
+    for part, index, binding in matching(law, tree):
+        if not any(all(binding[name].kind in allowed for name, allowed in choice.items()) for choice in kinds):
             continue
-        bound = {name: at.cls if isinstance(at, Tree) else at for name, at in found.items()}
+        bound = {name: at.cls if isinstance(at, Tree) else at for name, at in binding.items()}
         for full in deriver.guarded(law, iter([bound])):
             others = [at for at in range(len(left)) if at != index]
             if all({deriver.member(left[at], full), deriver.member(right[at], full)} & keys for at in others):
-                trees = {name: at for name, at in found.items() if isinstance(at, Tree)}
-                with suppress(KeyError):                    # where the graph does not hold what would be made
+                trees = {name: at for name, at in binding.items() if isinstance(at, Tree)}
+                with suppress(KeyError):                    # the graph may lack the result
                     yield part, deriver.over(right[index], full, trees)
 
 
 def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
-    """Every place where a side of a law fits but for its guards."""
+    """Yield every place where a side of a law fits, guards not considered."""
     matches = match_trees()
     for part in tree.walk():
         for index, side in enumerate(law.sides()[0]):
@@ -177,22 +178,23 @@ def matching(law: Law, tree: Tree) -> Iterator[tuple[Tree, int, Binding]]:
 
 
 def refusal(applied: Applied, law: Law) -> str:
-    """Why a law applies nowhere in a part: no such operators, or what guards miss, where they miss least."""
+    """Describe why a law applies nowhere in a part: the operators are missing, or guards fail; the place where fewest
+    fail is named."""
     where, left = f"part {applied.number + 1}", ", ".join(map(str, law.sides()[0]))
-    found = [(missing(applied.forest.graph, law, bound), part) for part, _, bound in matching(law, applied.tree)]
-    if not found:
+    places = [(missing(applied.forest.graph, law, bound), part) for part, _, bound in matching(law, applied.tree)]
+    if not places:
         return f"{where} has no {left}"
-    guards, part = min(found, key=lambda each: len(each[0]))
+    guards, part = min(places, key=lambda each: len(each[0]))
     path = ".".join(map(str, occurrences(applied.tree, part)[0])) or "top"
     return f"{where} has {left} at {path}, but {' and '.join(guards) or NOTHING_NEW}"
 
 
 def missing(graph: Graph, law: Law, bound: Binding) -> list[str]:
-    """The guards of a law that what was found does not have."""
-    found = []
+    """Return the guards of a law that fail for a binding."""
+    failing = []
     for fact, *names in (guard.strip("()").split() for guard in law.guards):
         at = [value.cls if isinstance(value := bound.get(name), Tree) else value for name in names]
         rows = [row if isinstance(row, tuple) else (row,) for row in graph.facts.get(fact, ())]
         if not any(all(a is None or a == b for a, b in zip(at, row, strict=True)) for row in rows):
-            found.append(f"not {fact}({', '.join(names)})")
-    return found
+            failing.append(f"not {fact}({', '.join(names)})")
+    return failing

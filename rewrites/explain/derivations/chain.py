@@ -29,7 +29,7 @@ class Chain:
         return max(self.parts[number].check(self.laws) for number in sorted(set(self.like)))
 
     def approximated(self, methods: Mapping[int, Otherwise]) -> "Chain":
-        """With the steps that store weights otherwise: by part, by class and layout."""
+        """Return the chain with the steps that store weights by other methods: by part, by class and layout."""
         return replace(self, parts=tuple(part.approximated(methods.get(number, {}))
                                          for number, part in enumerate(self.parts)))
 
@@ -42,25 +42,26 @@ class Chain:
                           *([f"as part {first + 1}"] if first != number else [])])
 
     def __str__(self) -> str:
-        said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to "
-                f"{self.checked:.0e}"]
+        lines = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to "
+                 f"{self.checked:.0e}"]
         for number, part in enumerate(self.parts):
-            said.append(self.title(number))
+            lines.append(self.title(number))
             exact = sum(step.kind != APPROXIMATE for step in part.steps)
             if self.like[number] == number or exact < len(part.steps):
-                said.append(wording.spell_out(part, self.laws, 0 if self.like[number] == number else exact))
-        return "\n".join(said)
+                lines.append(wording.spell_out(part, self.laws, 0 if self.like[number] == number else exact))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Folds in a notebook: parts, and in them steps."""
+        """Return HTML that folds in a notebook: parts, and in them steps."""
         return "".join(f"<details><summary>{self.title(number)}</summary>{wording.html(part, self.laws)}</details>"
                        for number, part in enumerate(self.parts))
 
 
 def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
-    """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored
-    otherwise, and with what errors, instead of the structure. Raises Underivable where a part has none."""
-    found: list[Derivation] = []
+    """Return the derivation of an extracted program from the imported model. `stored` replaces the methods of the
+    structure: by part, the weights that are stored by other methods, and their errors. Raises Underivable if a part
+    has none."""
+    derived: list[Derivation] = []
     like: list[int] = []
     known: dict[Hashable, int] = {}
     chosen = zip(structure.lowerings, structure.extractions, structure.parts, structure.path, strict=True)
@@ -69,30 +70,30 @@ def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Ot
         first = known.setdefault(key, number)
         like.append(first)
         if first == number:
-            found.append(derive(lowering, extraction, part.roots[after], laws))
-        else:                                               # the same graph, so the same trees: only numbers differ
-            same = found[first]
-            found.append(replace(same, forest=replace(same.forest, lowering=lowering)))
-    exact = Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
-    own = zip(structure.numbers, structure.extractions, strict=True)
+            derived.append(derive(lowering, extraction, part.roots[after], laws))
+        else:                                               # an equal graph has equal trees: only numbers differ
+            same = derived[first]
+            derived.append(replace(same, forest=replace(same.forest, lowering=lowering)))
+    exact = Chain(tuple(derived), tuple(like), tuple(structure.path), tuple(laws))
+    numbered = zip(structure.numbers, structure.extractions, strict=True)
     return exact.approximated({place: nearly(extraction) if stored is None else stored.get(number, {})
-                               for place, (number, extraction) in enumerate(own)})
+                               for place, (number, extraction) in enumerate(numbered)})
 
 
 def nearly(extraction: Extraction) -> Otherwise:
-    """The weights that a program does not store as they are."""
+    """Return the weights that a program does not store as they are."""
     return {(node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error ** 0.5, None)
             for node in extraction.nodes
             if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
 
 
 def describe_method(method: Method) -> str:
-    """A method in words: a user's approximation by its name."""
+    """Return a method in words: a user's approximation by its name."""
     return f"{method.fit} as {method.format}" if by(method) != method.format else str(method)
 
 
 def chosen_as(cls: Hashable, label: Hashable) -> Hashable:
-    """What a chosen node stands for, as a key, however weights are stored that are not stored as they are."""
+    """Return a chosen node as a key that does not depend on the methods of approximated weights."""
     if isinstance(cls, Stored):
         return None
     if isinstance(label, Method):

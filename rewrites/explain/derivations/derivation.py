@@ -1,5 +1,5 @@
-"""A derivation: the steps from an imported program to the one that was chosen, each one application of a law. It can be
-applied again, checked in numbers at every step, and read."""
+"""A derivation: the steps from an imported program to the chosen one, each one application of a law. It can be
+repeated, checked in numbers at every step, and read."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,19 +15,18 @@ from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Drawn
 
-MAX_EXACT_SIZE = 16                                         # sizes up to which numbers are read as they are
+MAX_EXACT_SIZE = 16                                         # largest size at which numbers are read as they are
 
 
-# of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out
-# rows
+# by class and layout of a weight: its storage in words, and the error that causes on calibration and held-out rows
 Otherwise = dict[tuple[int, str], tuple[str, float, float | None]]
 
 
 @dataclass(frozen=True)
 class Application:
     """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever
-    it stands. An approximation states its error: the relative change of the model's output that it alone brings about,
-    on calibration rows and on held-out ones."""
+    it occurs. An approximation states its error: the relative change of the model's output that it alone causes, on
+    calibration rows and on held-out rows."""
 
     law: str
     kind: str
@@ -39,7 +38,7 @@ class Application:
     held_out: float | None = None
 
     def apply(self, forest: Forest, tree: Tree) -> Tree:
-        """The program behind the step. Raises ValueError where what it needs is not there."""
+        """Return the program after the step. Raises ValueError if its left side is not in the program."""
         if not self.places:
             if (then := forest.replace(tree, self.before, self.after)) is tree:
                 raise ValueError(f"{self.law}: its left side is not in the program")
@@ -60,7 +59,7 @@ class Derivation:
     steps: tuple[Application, ...]
 
     def programs(self) -> Iterator[Tree]:
-        """The import, and the program behind each step, by applying one after another."""
+        """Yield the import, and the program after each step, by applying one after another."""
         tree = self.start
         yield tree
         for step in self.steps:
@@ -74,7 +73,7 @@ class Derivation:
         return last
 
     def approximated(self, methods: Otherwise) -> "Derivation":
-        """With one step more for each weight that is stored by another method."""
+        """Return the derivation with one more step for each weight that is stored by another method."""
         steps = []
         for tree in self.end.walk():
             if tree.kind == STORED and (changed := methods.get((tree.cls, tree.attributes[1]))) is not None:
@@ -84,9 +83,9 @@ class Derivation:
         return replace(self, steps=(*self.steps, *steps))
 
     def check(self, laws: Sequence[Law] = (), seed: int = 0, tolerance: float = TOLERANCE) -> float:
-        """The largest relative difference of the two sides of a step, and of any program to the import, in float64 on
-        random numbers at shrunken sizes. Raises VerificationError, which names the step, where one is larger or is no
-        instance of its law."""
+        """Return the largest relative difference of the two sides of a step, and of any program from the import, in
+        float64 on random numbers at shrunken sizes. Raises VerificationError, which names the step, if one is larger
+        or is no instance of its law."""
         read, worst = TreeValues.of(self.forest, seed), 0.0
         declared = {law.name: law for law in laws}
         for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
@@ -99,13 +98,13 @@ class Derivation:
         return worst
 
     def laws(self) -> dict[str, int]:
-        """How often each law is applied, in the order of the steps."""
+        """Return the number of applications of each law, in the order of the steps."""
         names = [step.law for step in self.steps]
         return {name: names.count(name) for name in names}
 
 
 def instance(law: Law, step: Application) -> Binding | None:
-    """What the variables of a law stand for in a step, told from the text of both alone; None where the sides of the
+    """Return the values of a law's variables in a step, derived from the text of both alone; None if the sides of the
     step are not those of the law over the same trees."""
     matches = match_trees()
     for pair in zip(*law.sides(), strict=True):
@@ -134,13 +133,14 @@ class TreeValues:
         return cls(forest, small.values, Drawn(width(small), batch(small, rng), rng), {})
 
     def apart(self, a: Tree, b: Tree) -> float:
-        """How far two trees of a class are apart."""
+        """Return the distance of two trees of a class."""
         facts = self.forest.graph.facts
         return compare_values(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"],
                               self.numbers)
 
     def term(self, tree: Tree) -> Operator:
-        """What a tree denotes. What stands for several matrices, one for a head, is those: it takes several heads."""
+        """Return the operator that a tree denotes. A stack of one matrix for each head is one weight, which takes
+        several heads."""
         for part in tree.walk():
             if part not in self.terms:
                 self.terms[part] = self.made(part)

@@ -1,6 +1,7 @@
 """The chain of law applications that leads from the import to the extracted program, found by replay: the saturated
-graph says which members of a class one law joins, so a chain is a shortest path from member to member, class by class
-from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
+graph determines which members of a class one law joins, so a chain is a shortest path from member to member, class by
+class from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find).
+"""
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,11 @@ from rewrites.lowering.lower import Lowering
 
 
 class Underivable(Exception):
-    """No chain of applications was found; the message says of what."""
+    """No chain of applications was found; the message names the tree."""
 
 
 class Edge(NamedTuple):
-    """One law at one class: its sides of one number over `bound`, and the members they are; None where a side is a
+    """One law at one class: the number of its sides, over `bound`, and the members that they are; None if a side is a
     variable."""
 
     law: Law
@@ -44,8 +45,8 @@ class Move(NamedTuple):
 
 @dataclass
 class Deriver:
-    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not
-    name."""
+    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not name.
+    """
 
     forest: Forest
     laws: Sequence[Law]
@@ -54,17 +55,17 @@ class Deriver:
     moved: dict[tuple[Tree, Tree], list[Move]] = field(default_factory=dict)
     active: set[Hashable] = field(default_factory=set)
 
-    # ---- where laws are in the graph
+    # ---- laws in the graph
 
     @cached_property
     def matches(self) -> Matches[int]:
-        """Patterns among classes; what laws subsumed is looked at too."""
+        """Matches of patterns among classes; subsumed members are included."""
         return Matches(lambda cls, kind: [(node.children, node.attributes) for node in self.forest.members.get(cls, ())
                                           if node.kind == kind],
                        lambda attribute, name: spelled(attribute) == name)
 
     def edges(self, cls: int) -> list[Edge]:
-        """Every law instance whose sides are members of a class."""
+        """Return every law instance whose sides are members of a class."""
         if cls not in self.known:
             self.known[cls] = [edge for law in self.laws for index, side in enumerate(law.sides()[0])
                                for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
@@ -72,9 +73,9 @@ class Deriver:
         return self.known[cls]
 
     def completed(self, law: Law, found: Iterable[Binding]) -> Iterator[Binding]:
-        """Bindings whose sides can all be in the graph, with the variables that only another side names: a side whose
-        variables are known has a class, and the side it equals is among the members of that. What no class tells is
-        left to guards."""
+        """Yield bindings whose sides can all be in the graph, completed by the variables that only another side names.
+        A side whose variables are known has a class, and the equal side is among the members of that class. Variables
+        that no class determines are left to guards."""
         for bound in found:
             for pair in zip(*law.sides(), strict=True):
                 known, other = sorted(pair, key=lambda side: len(pattern_variables(side) - bound.keys()))
@@ -85,7 +86,7 @@ class Deriver:
             else: yield bound
 
     def edge(self, law: Law, index: int, bound: Binding, cls: int) -> Edge | None:
-        """The instance, if all its sides are in the graph."""
+        """Return the instance, if all its sides are in the graph."""
         left, right = law.sides()
         pairs = [(self.find(a, bound), self.find(b, bound)) for a, b in zip(left, right, strict=True)]
         if any(a is None or a != b for a, b in pairs) or pairs[index][0] != cls:
@@ -94,23 +95,24 @@ class Deriver:
         return Edge(law, index, bound, ends) if ends[0] != ends[1] else None
 
     def guarded(self, law: Law, found: Iterable[Binding]) -> Iterator[Binding]:
-        """Bindings that have the facts that the law asks for; a relation may name variables that one side does not."""
+        """Yield bindings that satisfy the guards of the law; a relation may bind variables that one side does not
+        name."""
         facts = self.forest.graph.facts
         for bound in found:
             able = [bound]
             for fact, *names in (guard.strip("()").split() for guard in law.guards):
-                able = [more for each in able for more in match_rows(facts.get(fact, set()), names, each)]
+                able = [more for binding in able for more in match_rows(facts.get(fact, set()), names, binding)]
             yield from able
 
     def find(self, pattern: Operator, bound: Binding) -> int | None:
-        """The class of a pattern over bound variables."""
+        """Return the class of a pattern over bound variables; None if there is none."""
         if pattern.kind.name == "symbol":
             return bound.get(str(pattern.args[0]))
         key = self.member(pattern, bound)
         return None if key is None else self.forest.index.get(key)
 
     def member(self, pattern: Operator, bound: Binding) -> NodeKey | None:
-        """The member that a pattern over bound variables is; None for a variable, or where the graph has none."""
+        """Return the member that a pattern over bound variables is; None for a variable, or if the graph has none."""
         children = [self.find(child, bound) for child in pattern.children]
         if pattern.kind.name == "symbol" or any(child is None for child in children):
             return None
@@ -119,7 +121,7 @@ class Deriver:
     # ---- from tree to tree
 
     def convert(self, tree: Tree, goal: Tree) -> list[Move]:
-        """The moves that make one tree of a class another. Raises Underivable."""
+        """Return the moves that turn one tree of a class into another. Raises Underivable."""
         if tree is goal:
             return []
         if (tree, goal) not in self.moved:
@@ -130,7 +132,7 @@ class Deriver:
         return self.moved[tree, goal]
 
     def root(self, tree: Tree, goal: NodeKey) -> tuple[list[Move], Tree]:
-        """The moves that make the tree's uppermost node this member, and the tree they make."""
+        """Return the moves that turn the tree's uppermost node into this member, and the resulting tree."""
         if (job := (tree, goal)) in self.active:
             raise Underivable(f"{tree.kind} needs itself")
         self.active.add(job)
@@ -151,14 +153,14 @@ class Deriver:
             self.active.remove(job)
 
     def first(self, tree: Tree, goal: NodeKey, banned: set[int]) -> tuple[Edge, bool]:
-        """The first edge of a shortest path from the tree's member to another."""
+        """Return the first edge of a shortest path from the tree's member to another."""
         edges = [edge for edge in self.edges(tree.cls) if id(edge) not in banned]
         reached: dict[NodeKey, tuple[Edge, bool] | None] = {tree.key: None}
         todo = deque(reached)
         while todo:
             at = todo.popleft()
-            if at == goal and (found := reached[at]) is not None:
-                return found
+            if at == goal and (step := reached[at]) is not None:
+                return step
             for edge in edges:
                 for backwards in (False, True):
                     start, end = edge.ends[::-1] if backwards else edge.ends
@@ -170,16 +172,16 @@ class Deriver:
         raise Underivable(f"no law leads from {tree.kind} to {goal[0]} in class {tree.cls}")
 
     def apply(self, tree: Tree, edge: Edge, backwards: bool) -> tuple[list[Move], Tree]:
-        """One law at the root, behind the moves that make the tree an instance of its side."""
+        """Apply one law at the root, after the moves that make the tree an instance of its side."""
         left, right = (side[edge.number] for side in edge.law.sides())
         before, after = (right, left) if backwards else (left, right)
         variables = dict[str, Tree]()
         moves, tree = self.fit(tree, before, edge.bound, variables)
-        made = self.over(after, edge.bound, variables)
-        return [*moves, Move((), edge.law, backwards, tree, made)], made
+        result = self.over(after, edge.bound, variables)
+        return [*moves, Move((), edge.law, backwards, tree, result)], result
 
     def fit(self, tree: Tree, pattern: Operator, bound: Binding, variables: dict[str, Tree]) -> tuple[list[Move], Tree]:
-        """The moves that make a tree an instance of a pattern; equal variables become equal trees."""
+        """Return the moves that make a tree an instance of a pattern; equal variables become equal trees."""
         if pattern.kind.name == "symbol":
             wanted = variables.setdefault(str(pattern.args[0]), tree)
             return self.convert(tree, wanted), wanted
@@ -192,7 +194,7 @@ class Deriver:
         return moves, tree
 
     def over(self, pattern: Operator, bound: Binding, variables: dict[str, Tree]) -> Tree:
-        """A pattern over trees."""
+        """Return a pattern over trees."""
         if pattern.kind.name == "symbol":
             name = str(pattern.args[0])
             return variables.setdefault(name, self.preferred[bound[name]]) if name not in variables else variables[name]
@@ -202,7 +204,7 @@ class Deriver:
     # ---- the chain
 
     def chain(self, start: Tree, goal: Tree) -> Iterator[Application]:
-        """The steps from one tree to another, from the root down; what several places have in common changes at
+        """Yield the steps from one tree to another, from the root down; equal subtrees in several places change at
         once."""
         now = start
         while (pair := differing(now, goal)) is not None:
@@ -219,7 +221,7 @@ class Deriver:
                 now = then
 
     def fill(self, tree: Tree, goal: Tree, pair: tuple[Tree, Tree], new: Tree) -> Tree:
-        """The tree with `new` wherever, beside the goal, it shows this pair."""
+        """Return the tree with `new` wherever the tree and the goal show this pair at the same place."""
         known: dict[tuple[Tree, Tree], Tree] = {pair: new}
 
         def filled(a: Tree, b: Tree) -> Tree:
@@ -232,7 +234,7 @@ class Deriver:
 
 
 def match_rows(rows: set[Hashable], names: list[str], bound: Binding) -> Iterator[Binding]:
-    """Binding with every row of a relation that agrees with it."""
+    """Yield a binding extended by every row of a relation that agrees with it."""
     if all(name in bound for name in names):
         if (bound[names[0]] if len(names) == 1 else tuple(bound[name] for name in names)) in rows:
             yield bound
@@ -244,7 +246,7 @@ def match_rows(rows: set[Hashable], names: list[str], bound: Binding) -> Iterato
 
 
 def name_attributes(pattern: Operator, bound: Binding) -> tuple[str, ...]:
-    """The names of a pattern's attributes."""
+    """Return the names of a pattern's attributes."""
     return tuple(bound[str(want)] if is_variable(want) else spelled(want) for want in pattern.attributes)
 
 
@@ -253,7 +255,7 @@ def prefix_moves(moves: list[Move], at: int) -> list[Move]:
 
 
 def differing(tree: Tree, goal: Tree) -> tuple[Tree, Tree] | None:
-    """The first pair of a tree and its goal, from the root down, whose uppermost nodes differ."""
+    """Return the first pair of a tree and its goal, from the root down, whose uppermost nodes differ."""
     seen, todo = {(tree, goal)}, deque([(tree, goal)])
     while todo:
         a, b = todo.popleft()
@@ -267,7 +269,7 @@ def differing(tree: Tree, goal: Tree) -> tuple[Tree, Tree] | None:
 
 
 def positions(tree: Tree, goal: Tree, pair: tuple[Tree, Tree]) -> Iterator[Path]:
-    """Where a tree, beside its goal, shows a pair."""
+    """Yield the paths at which a tree and its goal show a pair."""
     if (tree, goal) == pair:
         yield ()
     elif tree is not goal and tree.key == goal.key:
@@ -276,8 +278,8 @@ def positions(tree: Tree, goal: Tree, pair: tuple[Tree, Tree]) -> Iterator[Path]
 
 
 def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence[Law]) -> Derivation:
-    """The derivation of what was chosen for one part, up to kernels; `root` names its result in the template. Raises
-    Underivable."""
+    """Return the derivation of the chosen program of one part, down to kernels; `root` names its result in the
+    template. Raises Underivable."""
     forest = Forest(lowering)
     start = forest.imported[root]
     goal, called = forest.extracted(extraction, lowering.graph.named[root])
@@ -287,6 +289,7 @@ def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence
 
 
 def lowered(called: dict[Tree, Tree]) -> Iterator[Application]:
-    """Kernels take the place of what they compute, from the result down: no larger tree is left that holds the same."""
+    """Yield the steps that replace terms by their kernels, from the result down, so that no larger tree still holds
+    the same term."""
     for tree, call in sorted(called.items(), key=lambda item: -item[0].size):
         yield Application(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)

@@ -1,5 +1,5 @@
-"""The derivation of a model on a mesh: step by step which rule splits what, by which equation, and what crosses.
-Factors that are split alike are said once, and so are runs of steps that pass on what is cut."""
+"""The derivation of a model on a mesh: step by step the rule that shards a value, its equation, and the collective.
+Factors that are sharded alike are printed once, and so are runs of steps that keep the sharding."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from rewrites.laws.law import PARTITION
 from rewrites.laws.splitting import RuleKey, key_of, statement
 
 PASSING = {"rows one by one", "entry by entry", "turned", "side by side", "columns", "slice"}
-HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}     # pass heads on, too
+HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}     # these keep sharded heads
 
 
 @dataclass(frozen=True)
 class PartitionStep:
-    """One application of a rule on axes of a mesh: the equation that it is, to what it is applied, what crosses, and
-    to how many steps in a row."""
+    """One application of a rule on axes of a mesh: its equation, the matrix or value that it is applied to, the
+    collective, and the number of steps in a run."""
     rule: RuleKey
     axes: tuple[str, ...]
     says: str
@@ -38,13 +38,13 @@ class PartitionStep:
     def __str__(self) -> str:
         name = self.rule[1].replace("_", "-")
         named = f" ({self.what})" if self.what else f" ({self.times} steps)" if self.times > 1 else ""
-        said = f"{self.kind.upper()} {', '.join(self.axes)}: {name}{named}: {self.says}"
-        return f"{said}: {self.crosses}" if self.crosses else said
+        line = f"{self.kind.upper()} {', '.join(self.axes)}: {name}{named}: {self.says}"
+        return f"{line}: {self.crosses}" if self.crosses else line
 
 
 @dataclass(frozen=True)
 class PartitionPart:
-    """Factors of a model that are split alike, by their numbers from 1 on, and the steps of one of them."""
+    """Factors of a model that are sharded alike, by their numbers from 1 on, and the steps of one of them."""
     factors: tuple[int, ...]
     steps: tuple[PartitionStep, ...]
 
@@ -56,7 +56,7 @@ class PartitionPart:
 
 @dataclass(frozen=True)
 class PartitionDerivation:
-    """The steps from a model to what each rank of a mesh does. Prints as text."""
+    """The steps from a model to the program of each rank of a mesh. Prints as text."""
     name: str
     count: int
     between: tuple[PartitionStep, ...]
@@ -64,7 +64,7 @@ class PartitionDerivation:
 
     @property
     def steps(self) -> Iterator[PartitionStep]:
-        """All of them, in order, those of equal factors once."""
+        """All steps in order, those of equal factors once."""
         yield from self.between
         for part in self.parts: yield from part.steps
 
@@ -75,30 +75,31 @@ class PartitionDerivation:
 
 
 def derivation_of(plan: Partition) -> PartitionDerivation:
-    """The derivation of a partition: its stages, what is stored in pieces, and the steps of its factors."""
+    """Return the derivation of a partition: its stages, its sharded weights, and the steps of its factors."""
     groups: dict[int, list[int]] = {}
     for at, split in plan.splits.items(): groups.setdefault(id(split), []).append(at)
-    parts = tuple(PartitionPart(tuple(at + 1 for at in own), tuple(steps_of(plan.splits[own[0]])))
-                  for own in groups.values())
+    parts = tuple(PartitionPart(tuple(at + 1 for at in members), tuple(steps_of(plan.splits[members[0]])))
+                  for members in groups.values())
     return PartitionDerivation(plan.name, len(plan.chain), tuple(between_stages(plan)), parts)
 
 
 def between_stages(plan: Partition) -> Iterator[PartitionStep]:
-    """What a plan does beside its factors: ranks that have some layers, weights that are stored once over an axis."""
+    """Yield the steps of a plan outside of its factors: stages of layers, and weights sharded over an axis."""
     rule = "stage", "stages"
     for stage, (lo, hi) in enumerate(plan.cuts if plan.mesh.stages else ()):
-        sent = next((spelled(each) for _, each in plan.crossings(stage) if each.of == "stage"), "")
+        sent = next((spelled(crossing) for _, crossing in plan.crossings(stage) if crossing.of == "stage"), "")
         yield PartitionStep(rule, (plan.mesh.stages.name,), statement(rule),        # type: ignore[union-attr]
                             f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", sent)
     for axis in plan.mesh.storing(3):
-        kept = sum((count * each.whole for stage in range(len(plan.stages)) for count, each in plan.crossings(stage)
-                    if each.of == "weights" and each.axis == axis.name), sympy.Integer(0))
+        stored = sum((count * crossing.whole for stage in range(len(plan.stages))
+                      for count, crossing in plan.crossings(stage)
+                      if crossing.of == "weights" and crossing.axis == axis.name), sympy.Integer(0))
         yield PartitionStep(("move", "all_gather"), (axis.name,), statement(("move", "all_gather")), "stored weights",
-                            f"all-gather over {axis.name} of {spell(kept)} numbers in all stages")
+                            f"all-gather over {axis.name} of {spell(stored)} numbers in all stages")
 
 
 def steps_of(split: Split) -> Iterator[PartitionStep]:
-    """The steps of one factor. Those that pass on what is cut are said once a run, with their number."""
+    """Yield the steps of one factor. Steps that keep the sharding are merged into one a run, with their number."""
     booked = Booked(split.steps, split.mesh, split.out)
     passed: dict[tuple[str, RuleKey, tuple[str, ...]], int] = {}
     for at, step in enumerate(split.steps):
@@ -116,14 +117,14 @@ def steps_of(split: Split) -> Iterator[PartitionStep]:
 
 
 def by_rule(split: Split, step: RankStep) -> dict[str, tuple[str, ...]]:
-    """The axes of each rule of a step, in their order."""
-    found: dict[str, tuple[str, ...]] = {}
-    for k, rule in sorted(step.rules): found[rule] = (*found.get(rule, ()), split.mesh.axes[k].name)
-    return found
+    """Return the axes of each rule of a step, in their order."""
+    axes_of: dict[str, tuple[str, ...]] = {}
+    for k, rule in sorted(step.rules): axes_of[rule] = (*axes_of.get(rule, ()), split.mesh.axes[k].name)
+    return axes_of
 
 
 def said(passed: dict[tuple[str, RuleKey, tuple[str, ...]], int]) -> Iterator[PartitionStep]:
-    """A run of steps that pass on what is cut, one for each equation."""
+    """Yield a run of steps that keep the sharding, one for each equation."""
     counts: dict[tuple[str, tuple[str, ...]], tuple[RuleKey, int]] = {}
     for (_, key, axes), count in passed.items():
         says = statement(key)
@@ -133,15 +134,15 @@ def said(passed: dict[tuple[str, RuleKey, tuple[str, ...]], int]) -> Iterator[Pa
 
 
 def merged_over(split: Split, step: RankStep) -> type[Monoid]:
-    """The monoid over which a step merges parts, or makes them."""
+    """Return the monoid over which a step merges parts, or makes them."""
     states = [*step.more[1:2]] if step.op == "move" else [state for _, state in step.placement.cuts]
     if step.op == "ring": return step.more[2]                # type: ignore[no-any-return]
     return next((state.over for state in states if isinstance(state, Partial)), monoids.sum)
 
 
 def name_of_step(step: RankStep) -> str:
-    """The stored matrix of a step, or its product."""
-    if step.op == "act": return next((str(each) for each in step.more[0].args if isinstance(each, Data)), "")
+    """Return the name of the stored matrix of a step, or of its product."""
+    if step.op == "act": return next((str(data) for data in step.more[0].args if isinstance(data, Data)), "")
     if step.op == "answer":
         return ", ".join(dict.fromkeys(str(data) for _, data, _ in stored_arrays([step])))
     if step.op in ("product", "ring"):
@@ -151,7 +152,8 @@ def name_of_step(step: RankStep) -> str:
 
 
 def spelled(crossing: Crossing) -> str:
-    """What crosses, in numbers of the busiest rank: the value that a group makes, and what leaves the rank for it."""
+    """Describe a collective in numbers of the busiest rank: the size of the value that a group makes, and the numbers
+    that leave the rank."""
     return (f"{crossing.op.replace('_', '-')} over {crossing.axis} of {spell(crossing.whole)} numbers, "
             f"{spell(crossing.wire)} on the wire")
 
@@ -160,9 +162,9 @@ def spell(e: sympy.Expr) -> str: return str(sympy.factor_terms(busiest(e))).repl
 
 
 def runs(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order, neighbours as a range."""
-    found: list[list[int]] = []
+    """Return numbers in ascending order as text, neighbours as a range."""
+    groups: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][-1] + 1: found[-1].append(number)
-        else: found.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in found)
+        if groups and number == groups[-1][-1] + 1: groups[-1].append(number)
+        else: groups.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in groups)

@@ -1,6 +1,6 @@
 """Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies
-laws to the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and
-runs as what the search finds does, because it is made of the same parts."""
+laws to the program wherever they fit, or stores its weights by an approximation. The result is priced, verified and
+run like the result of a search, because it consists of the same parts."""
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -45,15 +45,15 @@ from rewrites.verify.routed import Reference
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
-MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9                    # keys of a tile, and how equal splits of attention are
-VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds
+MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9                    # most keys of a tile; tolerance of equal splits
+VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; rounding of float32
 StoredSite = tuple[int, int, str]                                 # part, class and layout of a weight
 
 
 @dataclass(frozen=True)
 class HandSchedule:
-    """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage`
-    reads from left to right."""
+    """A program under way: a model, the batch that is priced, a machine, and the stages so far. `stage | stage` reads
+    from left to right."""
 
     model: Operator
     batch: Batch
@@ -65,8 +65,8 @@ class HandSchedule:
     before: "HandSchedule | None" = field(default=None, repr=False)
 
     def __or__(self, stage: ScheduleStage | Law | str) -> "HandSchedule":
-        """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError,
-        which says where and why, for a stage that does not apply."""
+        """Return the program after one more stage: a law, its name, a composition or an approximation. Raises
+        InputError, which names the place and the reason, for a stage that does not apply."""
         if isinstance(stage, str | Law):
             law = find_law(stage) if isinstance(stage, str) else stage
             stage = Rewrite(law.name, (law,))
@@ -84,12 +84,12 @@ class HandSchedule:
     # ---- laws
 
     def applied(self) -> "HandSchedule":
-        """Itself, if the last stage applies to some part."""
+        """Return itself, if the last stage applies to some part. Raises InputError otherwise."""
         stage = self.stages[-1]
         assert isinstance(stage, Rewrite)
-        if not any(each.counts[-1][name] for each in self.rewritten for name in stage.goals):
-            reasons = dict.fromkeys(refusal(each, law) for law in stage.laws if law.name in stage.goals
-                                    for each in self.rewritten)
+        if not any(result.counts[-1][name] for result in self.rewritten for name in stage.goals):
+            reasons = dict.fromkeys(refusal(result, law) for law in stage.laws if law.name in stage.goals
+                                    for result in self.rewritten)
             near = sorted(reasons, key=lambda reason: (reason.count(" not "), " has no " in reason))
             raise InputError(f"{stage.name}: it applies nowhere: {'; '.join(near[:2])}")
         return self
@@ -104,11 +104,11 @@ class HandSchedule:
 
     @cached_property
     def rewritten(self) -> list[Applied]:
-        """What the laws make of every part; of equal parts, once."""
+        """The result of the laws for every part; equal parts share one."""
         stages = [stage for stage in self.stages if isinstance(stage, Rewrite)]
         known = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
-        made = {number: apply_stages(self.split[number], number, stages) for number in sorted(set(known.values()))}
-        return [made[known[part.template.text]].over(part) for part in self.split]
+        results = {number: apply_stages(self.split[number], number, stages) for number in sorted(set(known.values()))}
+        return [results[known[part.template.text]].over(part) for part in self.split]
 
     @property
     def laws(self) -> tuple[Law, ...]:
@@ -117,17 +117,19 @@ class HandSchedule:
 
     @cached_property
     def structure(self) -> Structure:
-        """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
+        """The cheapest kernels of exactly this program. Raises InputError if some operator has none."""
         prices = Prices(self.machine, self.extents)
-        lowerings = [Lowering(each.alone, part.template, prices)
-                     for each, part in zip(self.rewritten, self.split, strict=True)]
-        found = [choose_kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
-        seconds = sum(each.time for each in found)
-        return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)
+        lowerings = [Lowering(result.alone, part.template, prices)
+                     for result, part in zip(self.rewritten, self.split, strict=True)]
+        extractions = [choose_kernels(lowering, result)
+                       for lowering, result in zip(lowerings, self.rewritten, strict=True)]
+        seconds = sum(extraction.time for extraction in extractions)
+        return Structure(lowerings, extractions, [(FULL, FULL)] * len(extractions), self.split,
+                         seconds, seconds, seconds, seconds)
 
     @cached_property
     def exact(self) -> tuple[Program, Emitter]:
-        """The program with its weights as they are, and where its constants come from."""
+        """The program with its weights as they are, and the emitter of its constants."""
         return self.structure.program(self.meta)
 
     @cached_property
@@ -136,11 +138,11 @@ class HandSchedule:
         first = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
         like = tuple(first[part.template.text] for part in self.split)
         derived = []
-        for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions,
-                                              strict=True):
-            forest = replace(each.forest, lowering=lowering)
-            _, called = forest.extracted(extraction, each.tree.cls)
-            derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
+        for result, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions,
+                                                strict=True):
+            forest = replace(result.forest, lowering=lowering)
+            _, called = forest.extracted(extraction, result.tree.cls)
+            derived.append(Derivation(result.forest, result.start, (*result.steps, *lowered(called))))
         chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
         chain = chain.approximated(self.alone) if self.methods else chain
         return chain if self.keys is None else replace(chain,
@@ -149,7 +151,7 @@ class HandSchedule:
     # ---- tiles
 
     def tiled(self, stage: TileStage) -> "HandSchedule":
-        """Itself, if there is attention to tile."""
+        """Return itself, if there is attention to tile. Raises InputError otherwise."""
         if not 1 <= stage.keys <= MAX_TILE_KEYS:
             raise InputError(f"{stage.name}: from 1 to {MAX_TILE_KEYS} keys at a time")
         if done := next((s for s in self.stages[:-1] if isinstance(s, TileStage)), None):
@@ -161,12 +163,12 @@ class HandSchedule:
 
     @property
     def keys(self) -> int | None:
-        """Keys that attention merges at a time, where a stage says so."""
+        """The number of keys that attention merges at a time, if a stage sets it."""
         return next((stage.keys for stage in self.stages if isinstance(stage, TileStage)), None)
 
     def split_holds(self, seed: int = 0) -> float:
-        """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the
-        batch: the law behind `tile`, on random numbers."""
+        """Return the relative difference of softmax over tiles of `keys` keys from softmax over all at once, for the
+        longest sentence of the batch: the law behind `tile`, on random numbers."""
         rng, longest = np.random.default_rng(seed), int(np.diff(self.batch.starts).max())
         scores, values = rng.normal(size=(3, longest)), rng.normal(size=(longest, 5))
         return apart(softmax.product(scores, values, tile=self.keys or longest),
@@ -175,7 +177,8 @@ class HandSchedule:
     # ---- approximations
 
     def stored(self, stage: Store) -> "HandSchedule":
-        """Itself, if the last stage stores some weight, and none that is stored otherwise already."""
+        """Return itself, if the last stage stores some weight, and none that is stored otherwise already. Raises
+        InputError otherwise."""
         if not (chosen := self.choice(stage)):
             names = ", ".join(dict.fromkeys(name for site in self.sites for name in self.names(site)))
             raise InputError(f"{stage.name}: no weight is called {' or '.join(stage.only)}: there are {names}")
@@ -195,69 +198,70 @@ class HandSchedule:
 
     @cached_property
     def sites(self) -> dict[StoredSite, np.ndarray]:
-        """Every weight that a product multiplies by, as it is stored (in x out)."""
+        """Every weight of a product, as it is stored (in x out)."""
         program, emitter = self.exact
         return {site.key: site.numbers() for site in sites(program, self.structure, emitter) if site.x}
 
     def names(self, site: StoredSite) -> list[str]:
-        """The names of the arrays that a weight is made of."""
+        """Return the names of the arrays that a weight is made of."""
         part, cls, _ = site
         return [*map(str, self.structure.lowerings[part].arrays(cls))]
 
     def choice(self, stage: Store) -> list[StoredSite]:
-        """The weights that a stage is about."""
+        """Return the weights that a stage stores."""
         return [site for site in self.sites if not stage.only
                 or any(word in name for word in stage.only for name in self.names(site))]
 
     @cached_property
     def methods(self) -> dict[StoredSite, Method]:
-        """How weights are stored that are not stored as they are."""
+        """The methods of weights that are not stored as they are."""
         return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store)
                 for site in self.choice(stage)}
 
     def method(self, stage: Store, site: StoredSite) -> Method:
-        """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of
-        it."""
+        """Return the method by which a stage stores a weight. Raises InputError if no format holds the result of a
+        user's approximation."""
         if stage.own is None:
             return Method(stage.format, tuple(stage.parameters.items()), FORMATS[stage.format].metric())
         prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
-        if not (found := [*stage.own.methods(self.sites[site])]):
+        if not (methods := [*stage.own.methods(self.sites[site])]):
             raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in "
                              "less than dense does")
-        return min(found, key=lambda method: prices.linear(method.format, n, p, method.parameters))
+        return min(methods, key=lambda method: prices.linear(method.format, n, p, method.parameters))
 
     @cached_property
     def fitter(self) -> Fitter:
-        """Fits weights to what they multiply on calibration rows."""
+        """The fitter of weights to their inputs on calibration rows."""
         program, emitter = self.exact
         return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit,
                       self.declared)
 
     @property
     def declared(self) -> dict[str, Approximation]:
-        """The approximations of a user's that stages store by, each with all parameters that they give it."""
-        found: dict[str, Approximation] = {}
+        """The user's approximations in stages, each with all parameters that stages pass it."""
+        by_name: dict[str, Approximation] = {}
         for stage in self.stages:
-            if isinstance(stage, Store) and (own := stage.own) is not None:
-                other = found.get(own.name, own)
-                found[own.name] = replace(own, grid={key: (*dict.fromkeys((*other.grid[key], *own.grid[key])),)
-                                                     for key in own.grid})
-        return found
+            if isinstance(stage, Store) and (latest := stage.own) is not None:
+                other = by_name.get(latest.name, latest)
+                by_name[latest.name] = replace(latest, grid={
+                    key: (*dict.fromkeys((*other.grid[key], *latest.grid[key])),) for key in latest.grid})
+        return by_name
 
     @cached_property
     def alone(self) -> dict[int, Otherwise]:
-        """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
-        found = dict[int, Otherwise]()
+        """The storage of each weight in words, and the change that it alone causes on calibration rows and on held-out
+        rows."""
+        by_part = dict[int, Otherwise]()
         wanted = [(batch, self.reference(batch)) for batch in (self.fit, next(self.held_out.pieces(VERIFIED_ROWS)))]
         for site, method in self.methods.items():
             run = self.made({site: method}).run
             near, far = (difference(*exact.free(partial(run, batch))) for batch, exact in wanted)
-            found.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
-        return found
+            by_part.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
+        return by_part
 
     def reference(self, batch: Batch) -> Reference: return Reference(partial(self.exact[0].run, batch))
 
-    # ---- what it is
+    # ---- the result
 
     @cached_property
     def program(self) -> Program:
@@ -265,17 +269,17 @@ class HandSchedule:
         return self.made(self.methods) if self.methods else self.over_tiles(self.exact[0])
 
     def made(self, methods: dict[StoredSite, Method]) -> Program:
-        """The program with some weights stored otherwise."""
+        """Return the program with some weights stored by other methods."""
         return self.over_tiles(self.emitted(methods)[0])
 
     def emitted(self, methods: dict[StoredSite, Method]) -> tuple[Program, Emitter]:
-        """The program before its attention goes over tiles, and where its constants come from."""
+        """Return the program before its attention is tiled, and the emitter of its constants."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
         return self.structure.program(self.meta, decide, {}, self.fitter)
 
     def over_tiles(self, program: Program) -> Program:
-        """A program whose attention merges as many keys at a time as a stage says."""
+        """Return a program whose attention merges as many keys at a time as a stage sets."""
         if self.keys is None:
             return program
         steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if has_tiles(step.kernel) else step
@@ -283,12 +287,12 @@ class HandSchedule:
         return program.over(steps)
 
     def run(self, batch: Given) -> np.ndarray:
-        """(T, n): one row a token."""
+        """Return the output, (T, n): one row per token."""
         return self.program.run(batch)
 
     @property
     def seconds(self) -> float:
-        """Predicted, for the batch that was given."""
+        """Predicted seconds for the batch."""
         prices, exact = Prices(self.machine, self.extents), self.structure.time
         for site, method in self.methods.items():
             n, p = self.sites[site].shape
@@ -297,7 +301,7 @@ class HandSchedule:
 
     @property
     def bytes(self) -> float:
-        """Stored and working, exactly."""
+        """Bytes, stored and working, exactly."""
         return float(self.program.stored_bytes + self.program.peak_bytes(self.batch))
 
     @cached_property
@@ -306,39 +310,39 @@ class HandSchedule:
         return difference(*self.reference(self.fit).free(lambda: self.program.run(self.fit))) if self.methods else 0.0
 
     def verify(self) -> dict[str, object]:
-        """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was
-        searched. Raises VerificationError."""
-        found: dict[str, object] = {"laws": verify_laws(self.laws) if self.laws else None}
-        found["steps"] = self.derivation.checked
+        """Verify laws, steps, then the program against the float64 oracle on held-out rows, as for a searched program.
+        Returns the results. Raises VerificationError."""
+        results: dict[str, object] = {"laws": verify_laws(self.laws) if self.laws else None}
+        results["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL_SPLITS:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
         batches = [next(self.held_out.pieces(VERIFIED_ROWS))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
-            found["structure"] = verify_structure(self.program, batches, constants, wanted, self.model)
-            return found | {"program": verify_approximate(self.program, self.model, batches,
-                                                          TRUST * self.error + ROUNDED, wanted)}
+            results["structure"] = verify_structure(self.program, batches, constants, wanted, self.model)
+            return results | {"program": verify_approximate(self.program, self.model, batches,
+                                                            TRUST * self.error + ROUNDED, wanted)}
         imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})
-        return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
+        return results | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
     def __str__(self) -> str:
-        """Every stage with what was predicted behind it."""
+        """Return a table of every stage with the predictions after it."""
         chain = [self]
         while chain[0].before is not None:
             chain.insert(0, chain[0].before)
-        rows = [[each.stages[-1].name if each.stages else "imported", str(each.applications() or ""), *each.figures()]
-                for each in chain]
+        rows = [[one.stages[-1].name if one.stages else "imported", str(one.applications() or ""), *one.figures()]
+                for one in chain]
         return table(rows, ["stage", "places", "ms predicted", "MB", "error on calibration rows"])
 
     def figures(self) -> list[str]:
-        """Milliseconds, megabytes and error as text; nothing where some operator has no kernel yet."""
+        """Return milliseconds, megabytes and error as text; "no kernel yet" if some operator has no kernel."""
         try:
             return [ms(self.seconds), megabytes(self.bytes), percent(self.error) if self.methods else ""]
         except InputError:
             return ["no kernel yet", "", ""]
 
     def applications(self) -> int:
-        """In how many places the last stage applied."""
+        """Return the number of places where the last stage applied."""
         if not self.stages:
             return 0
         stage = self.stages[-1]
@@ -349,31 +353,32 @@ class HandSchedule:
 
 
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
-    """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
+    """Return the cheapest kernels that compute a part. Raises InputError for a term that the laws made and no kernel
+    computes."""
     named, part = lowering.graph.named, each.part
-    given = [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)]
+    inputs = [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)]
     where = f"part {each.number + 1}"
     try:
-        found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
+        extraction = extract(lowering.problem([named[part.roots[FULL]]], inputs, plainly), families=lowering.leaves)
     except Infeasible as error:
         raise InputError(f"no kernel computes {where}: {error}") from error
     trees: dict[Hashable, Tree] = {tree.cls: tree for tree in each.tree.walk()}
-    own = each.forest.representatives
-    for node in found.nodes:
+    standing = each.forest.representatives
+    for node in extraction.nodes:
         if isinstance(node.cls, int) and isinstance(node.label, KernelCall) and node.label.implementation.name == READ:
-            if (tree := trees.get(node.cls)) is not own[node.cls]:
-                said = TreeWriter(each.forest).text(tree or own[node.cls])
-                raise InputError(f"no kernel computes {said} of {where}, as the laws have made it: apply more of them")
-    return found
+            if (tree := trees.get(node.cls)) is not standing[node.cls]:
+                text = TreeWriter(each.forest).text(tree or standing[node.cls])
+                raise InputError(f"no kernel computes {text} of {where}, as the laws have made it: apply more of them")
+    return extraction
 
 
 def has_tiles(kernel: str) -> bool:
-    """Whether a kernel passes over what it contracts in tiles."""
+    """True if a kernel passes over its contracted axis in tiles."""
     return "tile" in KERNELS[kernel].attributes
 
 
 def split_axis(part: Derivation, keys: int) -> Derivation:
-    """With one step more for each attention: its contracted axis is split."""
+    """Return the derivation with one more step for each attention: its contracted axis is split."""
     kernels = part.forest.kernels
     calls = [tree for tree in part.end.walk() if tree.kind in kernels and any(map(has_tiles, kernels[tree.kind].named))]
     steps = [*part.steps]
@@ -385,8 +390,8 @@ def split_axis(part: Derivation, keys: int) -> Derivation:
 
 def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
              machine: TimeModel | None = None) -> HandSchedule:
-    """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is
-    timed, fitted and verified on. Raises InputError for what comes from outside."""
+    """Return a model without stages, for the workload of `optimize`; an operator needs a `batch`, on which it is then
+    timed, fitted and verified. Raises InputError for wrong arguments."""
     machine = machine or this_machine()
     if isinstance(model, Operator):
         check_possible(model)

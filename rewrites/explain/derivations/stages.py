@@ -1,4 +1,4 @@
-"""Stages of a schedule by hand: compositions of laws, ways to store weights, tiles."""
+"""Stages of a schedule by hand: compositions of laws, methods to store weights, tiles."""
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
@@ -11,19 +11,19 @@ from rewrites.search.approximation import Approximation
 
 @dataclass(frozen=True)
 class Store:
-    """A stage that stores weights in a format; `only` those of whose names one of these is a part."""
+    """A stage that stores weights in a format; with `only`, the weights whose name contains one of these words."""
 
     name: str
     format: str
     parameters: dict[str, Hashable] = field(default_factory=dict)
     only: tuple[str, ...] = ()
-    own: Approximation | None = None                        # of a user: its format is what holds it most cheaply
+    own: Approximation | None = None                        # of a user: the cheapest format that holds it is used
 
 
 @dataclass(frozen=True)
 class TileStage:
-    """A stage that splits the contracted axis of attention: so many keys are merged at a time. It holds for every
-    monoid whose merge is associative, whatever the split."""
+    """A stage that splits the contracted axis of attention: `keys` keys are merged at a time. It is exact for every
+    monoid with an associative merge, whatever the split."""
 
     name: str
     keys: int
@@ -33,60 +33,61 @@ ScheduleStage = Rewrite | Store | TileStage
 
 
 def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
-    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may
-    be."""
+    """Return a composition of laws, by their names. `kinds` narrows where a law applies: alternatives of the kinds
+    that its variables may have."""
     return Rewrite(name, tuple(find(EXACT_LAWS, law) for law in laws), needed, kinds or {})
 
 
 def prune(density: float, *only: str) -> Store:
-    """The largest entries of weights, a share `density` of them."""
+    """Keep the largest entries of weights, a share `density` of them."""
     return Store(f"prune({density:g})", "csr", {"density": density}, only)
 
 
 def prune_blocks(density: float, *only: str, tile: tuple[int, int] = (16, 1)) -> Store:
-    """The largest tiles of weights."""
+    """Keep the largest tiles of weights."""
     return Store(f"prune_blocks({density:g})", "block", {"density": density, "tile": tile}, only)
 
 
 def keep(n: int, m: int, *only: str) -> Store:
-    """The n largest of every m entries in a row of inputs."""
+    """Keep the n largest of every m entries in a row of inputs."""
     return Store(f"keep({n}, {m})", "nm", {"n": n, "m": m}, only)
 
 
 def low_rank(rank: int, *only: str) -> Store:
-    """The best factors of so many columns and rows."""
+    """Store the best factors of `rank` columns and rows."""
     return Store(f"low_rank({rank})", "lowrank", {"rank": rank}, only)
 
 
 def half(*only: str) -> Store:
-    """Weights in float16."""
+    """Store weights in float16."""
     return Store("half()", "half", {}, only)
 
 
 def bf16(*only: str) -> Store:
-    """Weights in bfloat16; their products round what they multiply to it, too."""
+    """Store weights in bfloat16; their products round their input to it, too."""
     return Store("bf16()", "bf16", {}, only)
 
 
 def int8(*only: str) -> Store:
-    """Weights in 8 bits, with a scale for each output; their products round every row of x to 8 bits, too."""
+    """Store weights in 8 bits, with a scale for each output; their products round every row of x to 8 bits, too."""
     return Store("int8()", "int8", {}, only)
 
 
 def nearest(approximation: Approximation, *only: str, **parameters: Hashable) -> Store:
-    """Weights by an approximation that a user declared; what is not given is the first that its declaration tries."""
-    given = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}
-    own = replace(approximation, grid={key: (value,) for key, value in given.items()})
-    return Store(own.label(given), "", given, only, own)
+    """Store weights by an approximation that a user declared; a parameter that is not passed is the first that the
+    declaration tries."""
+    chosen = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}
+    narrowed = replace(approximation, grid={key: (value,) for key, value in chosen.items()})
+    return Store(narrowed.label(chosen), "", chosen, only, narrowed)
 
 
 def tile(keys: int) -> TileStage:
-    """Attention over tiles of so many keys (Dao et al. 2022); without it over tiles of 256."""
+    """Split attention into tiles of `keys` keys (Dao et al. 2022); without this stage tiles have 256."""
     return TileStage(f"tile({keys})", keys)
 
 
 def find_law(name: str) -> Law:
-    """The law of a name. Raises InputError, which lists those there are."""
+    """Return the law of a name. Raises InputError, which lists the laws."""
     try:
         return find(EXACT_LAWS, name)
     except KeyError as error:

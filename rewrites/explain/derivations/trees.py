@@ -1,5 +1,5 @@
-"""Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is
-the same object. What a chain of law applications runs through."""
+"""Single programs of a saturated graph: a tree picks one member for every class that it needs, and equal subtrees are
+one object. Chains of law applications lead from tree to tree."""
 import re
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -21,11 +21,10 @@ from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
 from rewrites.lowering.uncovered import Interpreted
 
 OPEN = "count", "where", "over", "relation", "any_relation"  # sorts of variables that stand for attributes
-READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
-STORED = "stored"                                           # a weight in a representation: as logical, the weight
-                                                            # itself
+READ = "interpreted"                                        # a term without a kernel, read over its operands
+STORED = "stored"                                           # a weight in a representation; its value is the weight
 NodeKey = tuple[str, tuple[int, ...], tuple[str, ...]]      # a member: kind, classes of its children, attributes
-Path = tuple[int, ...]                                      # which child, from the root down
+Path = tuple[int, ...]                                      # number of the child at each level, from the root down
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Tree:
         return self.children[path[0]].at(path[1:]) if path else self
 
     def walk(self) -> Iterator["Tree"]:
-        """Every subtree once, children first."""
+        """Yield every subtree once, children first."""
         seen: set[Tree] = set()
 
         def below(tree: Tree) -> Iterator[Tree]:
@@ -64,9 +63,8 @@ class Forest:
 
     lowering: Lowering
     made: dict[Hashable, Tree] = field(default_factory=dict)
-    kernels: dict[str, Implementation] = field(default_factory=dict)    # by the kinds of trees that stand for calls
-    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its
-                                                                        # operands'
+    kernels: dict[str, Implementation] = field(default_factory=dict)    # by the kinds of trees that are calls
+    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # by interpreted class: its tree, its operands'
 
     @property
     def graph(self) -> Graph:
@@ -74,39 +72,39 @@ class Forest:
 
     @cached_property
     def index(self) -> dict[NodeKey, int]:
-        """Member to class; what was subsumed is a member too."""
+        """Class by member; subsumed members are included."""
         return {node[:3]: node.cls for node in self.graph.nodes}
 
     @cached_property
     def members(self) -> dict[int, list[ENode]]:
-        """Class to all its members."""
-        found: dict[int, list[ENode]] = {}
+        """All members of each class."""
+        by_class: dict[int, list[ENode]] = {}
         for node in self.graph.nodes:
-            found.setdefault(node.cls, []).append(node)
-        return found
+            by_class.setdefault(node.cls, []).append(node)
+        return by_class
 
     def tree(self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (),
              cls: int | None = None) -> Tree:
-        """The tree of these parts. Its class is looked up where none is given: KeyError where the graph has no such
-        member."""
+        """Return the tree of these parts. Its class is looked up unless it is passed: KeyError if the graph has no
+        such member."""
         if (key := (kind, children, attributes)) not in self.made:
             cls = self.index[kind, tuple(child.cls for child in children), attributes] if cls is None else cls
             self.made[key] = Tree(kind, children, attributes, cls, 1 + sum(child.size for child in children))
         return self.made[key]
 
     def over(self, tree: Tree, children: tuple[Tree, ...]) -> Tree:
-        """A node like that of a tree, over other subtrees of the same classes."""
+        """Return a node like that of a tree, over other subtrees of the same classes."""
         return self.tree(tree.kind, children, tree.attributes, tree.cls)
 
     def put(self, tree: Tree, path: Path, new: Tree) -> Tree:
-        """The tree with another subtree at a place."""
+        """Return the tree with another subtree at a place."""
         if not path:
             return new
         at, children = path[0], tree.children
         return self.over(tree, (*children[:at], self.put(children[at], path[1:], new), *children[at + 1:]))
 
     def replace(self, tree: Tree, before: Tree, after: Tree) -> Tree:
-        """The tree with a subtree replaced wherever it occurs."""
+        """Return the tree with a subtree replaced wherever it occurs."""
         known = {before: after}
         for part in tree.walk():
             if part not in known:
@@ -116,72 +114,72 @@ class Forest:
     @cached_property
     def imported(self) -> dict[str, Tree]:
         """The imported trees by the names of the template, and its roots by theirs."""
-        template, found = self.lowering.template, dict[str, Tree]()
+        template, trees = self.lowering.template, dict[str, Tree]()
         for entry in template.entries:
-            found[entry.name] = self.tree(entry.kind, tuple(found[child] for child in entry.children), entry.attributes)
+            trees[entry.name] = self.tree(entry.kind, tuple(trees[child] for child in entry.children), entry.attributes)
         for name, entry_name in re.findall(r"\(let (\$\w+) (\$t\d+)\)", template.text):
-            found[name] = found[entry_name]
-        return found
+            trees[name] = trees[entry_name]
+        return trees
 
     @cached_property
     def representatives(self) -> dict[int, Tree]:
-        """The tree that stands for each class when its numbers are evaluated: an imported one, else the first that
-        fits."""
-        template, found = self.lowering.template, dict[int, Tree]()
+        """The tree by which the numbers of each class are evaluated: an imported one, else the first that fits."""
+        template, by_class = self.lowering.template, dict[int, Tree]()
         for entry in reversed(template.entries):
-            found[self.graph.named[entry.name]] = self.imported[entry.name]
+            by_class[self.graph.named[entry.name]] = self.imported[entry.name]
 
         def make(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
             if (term := fitting(node, terms, values)) is not None:
-                found.setdefault(node.cls,
-                                 self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
+                by_class.setdefault(node.cls,
+                                    self.tree(node.kind, tuple(by_class[c] for c in node.children), node.attributes))
             return term
         self.graph.terms(template, make)
-        return found
+        return by_class
 
     def tree_of_term(self, read: ClassTerm, used: Collection[Operator]) -> Tree:
-        """A term of a class as a tree: by the members that it was read by, down to the values that it uses."""
+        """Return a term of a class as a tree: by the members from which it was read, down to the values that it uses.
+        """
         if read.member is None or read.operator in used: return self.representatives[read.cls]
         parts = tuple(self.tree_of_term(part, used) for part in read.parts)
         return self.tree(read.member.kind, parts, read.member.attributes, read.cls)
 
     def stored(self, cls: int) -> Tree:
-        """A weight or a constant row as it is evaluated: joined ones by their halves."""
+        """Return the tree of a weight or a constant row as it is evaluated: a joined one by its halves."""
         if halves := self.lowering.halves(cls):
             return self.tree("joined", tuple(self.stored(half) for half in halves))
         return self.representatives[cls]
 
     def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:
-        """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call
-        over such trees, with weights that are only nearly stored still as they are."""
+        """Return the chosen program, in the notation of the algebra; and, for the result of each kernel, the kernel's
+        call over such trees, with approximated weights still as they are."""
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
         uses = {node.cls: node.label for node in extraction.nodes
                 if isinstance(node.cls, Use) and isinstance(node.label, Method)}
-        found, called = dict[int, Tree](), dict[Tree, Tree]()
+        results, called = dict[int, Tree](), dict[Tree, Tree]()
 
         def value(cls: int) -> Tree:
             if cls not in calls:
                 return self.representatives[cls]
-            if cls not in found:
+            if cls not in results:
                 call = calls[cls]
                 if isinstance(call.implementation, Interpreted):
                     return interpreted(cls, call.implementation, [at for _, at in call.bound])
                 operands = {name: operand(call, name, at) for name, at in call.bound}
-                found[cls] = self.instance(call, cls, operands)
+                results[cls] = self.instance(call, cls, operands)
                 children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
                 attributes = tuple(t for t in operands.values() if isinstance(t, str))
                 kind = f"{call.implementation.name}()"
                 self.kernels[kind] = call.implementation
-                called[found[cls]] = self.tree(kind, children, attributes, cls)
-            return found[cls]
+                called[results[cls]] = self.tree(kind, children, attributes, cls)
+            return results[cls]
 
         def interpreted(cls: int, step: Interpreted, operands: list[int]) -> Tree:
             whole = self.representatives[cls] if step.read is None else self.tree_of_term(step.read, step.used)
-            own = whole, *(self.representatives[at] for at in operands)
-            self.read[cls], parts, tree = own, tuple(map(value, operands)), own[0]
-            for before, after in sorted(zip(own[1:], parts, strict=True), key=lambda pair: -pair[0].size):
+            trees = whole, *(self.representatives[at] for at in operands)
+            self.read[cls], parts, tree = trees, tuple(map(value, operands)), trees[0]
+            for before, after in sorted(zip(trees[1:], parts, strict=True), key=lambda pair: -pair[0].size):
                 tree = self.replace(tree, before, after)
-            found[cls] = tree
+            results[cls] = tree
             called[tree] = self.tree(READ, parts, (str(cls),), cls)
             return tree
 
@@ -201,7 +199,8 @@ class Forest:
         return value(root), called
 
     def instance(self, call: KernelCall, cls: int, operands: dict[str, Tree]) -> Tree:
-        """The members of a class and below that a kernel was matched with, over the trees of its operands."""
+        """Return the tree that a kernel was matched with, from members of a class and below, over the trees of its
+        operands."""
         values = self.lowering.template.values
 
         def name(attribute: object) -> str:
@@ -217,12 +216,12 @@ class Forest:
                         if (kind, tuple(part.cls for part in order), attributes) in self.index:
                             yield self.tree(kind, order, attributes)
 
-        if (found := next((tree for tree in made(call.implementation.pattern) if tree.cls == cls), None)) is None:
+        if (match := next((tree for tree in made(call.implementation.pattern) if tree.cls == cls), None)) is None:
             raise KeyError(f"{call.implementation.name} is not found in the class that it computes")
-        return found
+        return match
 
 
 def match_trees() -> Matches[Tree]:
-    """Patterns among trees: each is its only member."""
+    """Return the matches of patterns among trees: each tree is the only member of its class."""
     return Matches(lambda tree, kind: [(tree.children, tree.attributes)] if tree.kind == kind else (),
                    lambda attribute, name: spelled(attribute) == name)

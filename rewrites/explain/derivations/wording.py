@@ -1,4 +1,4 @@
-"""Derivations as text and as HTML that folds. What is long is said by the name that the law gives it."""
+"""Derivations as text and as HTML that folds. Long terms are named by the variable of the law."""
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
@@ -15,38 +15,38 @@ from rewrites.laws.spelling import describe_attribute
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
-INLINE_LETTERS = 44                                         # characters of what is said in full
+INLINE_LETTERS = 44                                         # letters of a term that is printed in full
 DEPTH = 5
-TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated error, and what float32 rounds
+TRUST, ROUNDED = 1.3, 1e-6                                  # factor on the stated error; rounding of float32
 
 
 class TreeWriter:
-    """Trees of one forest in the algebra's notation; `short` says some by a name. Arrays without one are numbered: W1 a
-    matrix, b2 a row."""
+    """Trees of one forest in the notation of the algebra. `short` gives some trees a name. Unnamed arrays are
+    numbered: W1 a matrix, b2 a row."""
 
     def __init__(self, forest: Forest, short: dict[Tree, str] | None = None) -> None:
         self.forest, self.values, self.short = forest, forest.lowering.template.values, short or {}
         arrays = [value for value in self.values.values() if isinstance(value, Data)]
         names = [value.label for value in arrays if value.name]
-        bare = dict.fromkeys(each for value in arrays if not (each := value.base or value).name and each.shape != (1,))
+        bare = dict.fromkeys(base for value in arrays if not (base := value.base or value).name and base.shape != (1,))
         self.numbered = {data: f"{'W' if len(data.shape) > 1 else 'b'}{at}" for at, data in enumerate(bare, 1)}
         self.skip = count_common(min(names), max(names)) if len(names) > 1 else 0
 
     def text(self, tree: Tree, level: int = 0, depth: int = DEPTH) -> str:
-        """The tree; below `depth` there are dots."""
+        """Return the tree as text, with dots below `depth`."""
         if (name := self.short.get(tree) or self.word(tree)) is not None:
             return name
         if depth == 0:
             return "…"
         if tree.kind not in INFIX:
             return self.called(tree, depth)
-        own, sign = INFIX[tree.kind]
+        rank, sign = INFIX[tree.kind]
         first, second = tree.children
-        said = self.text(first, own, depth - 1) + sign + self.text(second, own + 1, depth - 1)
-        return f"({said})" if own < level else said
+        both = self.text(first, rank, depth - 1) + sign + self.text(second, rank + 1, depth - 1)
+        return f"({both})" if rank < level else both
 
     def called(self, tree: Tree, depth: int) -> str:
-        """A node that is no sum and no composition."""
+        """Return a node that is neither a sum nor a composition."""
         parts = [self.text(child, 0, depth - 1) for child in tree.children]
         others = [self.attribute(name) for name in tree.attributes]
         match tree.kind:
@@ -67,14 +67,15 @@ class TreeWriter:
                 return f"interpreted({', '.join(parts)})"
             case kind if kind == STORED:
                 return f"{tree.attributes[0]}({parts[0]})"
-        said = [*parts, *others]
-        return f"{tree.kind.removesuffix('()')}({', '.join(said)})" if said else tree.kind
+        inside = [*parts, *others]
+        return f"{tree.kind.removesuffix('()')}({', '.join(inside)})" if inside else tree.kind
 
     def word(self, tree: Tree) -> str | None:
-        """The name of an array, or of an operator that has one."""
+        """Return the name of an array, or of an operator that has one; else None."""
         if tree.kind in ("weight", "const") and not tree.children:
             data = self.values[tree.attributes[0]]
-            if (own := self.numbered.get(data.base or data)) is not None: return f"{own}.T" if data.base else own
+            if (label := self.numbered.get(data.base or data)) is not None:
+                return f"{label}.T" if data.base else label
             return str(data.label)[self.skip:] if data.name or (data.base and data.base.name) else str(data.label)
         return self.own_name(tree) if tree.size <= NAMED else None
 
@@ -95,21 +96,21 @@ class TreeWriter:
 
 
 def count_common(first: str, last: str) -> int:
-    """How many characters two names begin with alike."""
+    """Return the length of the common beginning of two names."""
     return next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
 def describe_sides(forest: Forest, step: Application, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
-    """Before, after, and what the variables are that stand for what is long."""
-    plain, found = TreeWriter(forest), Binding()
+    """Return both sides of a step as text, and the values of the variables that replace long terms."""
+    plain, trees = TreeWriter(forest), Binding()
     if step.law in laws:
-        found = instance(laws[step.law], step) or {}
+        trees = instance(laws[step.law], step) or {}
     elif step.after.kind in forest.kernels and step.before.kind not in forest.kernels:
         names = [name for name, sort in forest.kernels[step.after.kind].variables.items() if sort.name not in OPEN]
-        found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
+        trees = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
                          strict=True))
-    said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
-    long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > INLINE_LETTERS or "…" in text}
+    texts = {name: (tree, plain.text(tree)) for name, tree in trees.items() if isinstance(tree, Tree)}
+    long = {name: (tree, text) for name, (tree, text) in texts.items() if len(text) > INLINE_LETTERS or "…" in text}
     writer = TreeWriter(forest, {tree: name for name, (tree, _) in long.items()})
     return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
         name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)"
@@ -117,61 +118,62 @@ def describe_sides(forest: Forest, step: Application, laws: dict[str, Law]) -> t
 
 
 def describe_place(program: Tree, step: Application) -> str:
-    """Where in the program: which child, from the result down; and in how many places."""
+    """Describe the place of a step in the program: the child at each level, from the result down; and the number of
+    places."""
     paths = step.places or tuple(occurrences(program, step.before))
     runs = [(at, len(list(same))) for at, same in groupby(paths[0])]
-    said = ".".join(f"{at}" if count == 1 else f"{at}x{count}" for at, count in runs) or "top"
-    return said + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    path = ".".join(f"{at}" if count == 1 else f"{at}x{count}" for at, count in runs) or "top"
+    return path + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def occurrences(program: Tree, part: Tree) -> list[Path]:
-    """One path for each parent that holds the part, the shortest there is."""
+    """Return one path, the shortest, for each parent of a part."""
     if program is part:
         return [()]
     reached: dict[Tree, Path] = {program: ()}
-    found, todo = [], [program]
+    paths, todo = [], [program]
     for tree in todo:
         for at, child in enumerate(tree.children):
             if child is part:
-                found.append((*reached[tree], at))
+                paths.append((*reached[tree], at))
             elif child not in reached and child.size > part.size:
                 reached[child] = (*reached[tree], at)
                 todo.append(child)
-    return found
+    return paths
 
 
 def describe_steps(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, str, dict[str, str]]]:
-    """What every step is, where, and both sides, with what their variables are."""
-    declared, found = {law.name: law for law in laws}, []
+    """Describe every step: its law and place, both sides, and the values of its variables."""
+    declared, steps = {law.name: law for law in laws}, []
     for program, step in zip(derivation.programs(), derivation.steps, strict=False):
         before, after, where = describe_sides(derivation.forest, step, declared)
         name = f"{step.law} backwards" if step.backwards else step.law
         head = f"{name} at {describe_place(program, step)}" + describe_held_out(step)
-        found.append((head, before, after, where))
-    return found
+        steps.append((head, before, after, where))
+    return steps
 
 
 def describe_held_out(step: Application) -> str:
-    """The error of an approximation, and whether held-out rows keep it."""
+    """Describe the error of an approximation, and if held-out rows keep it."""
     if step.kind != APPROXIMATE:
         return ""
     if step.held_out is None:
         return f": error {step.error:.2g} on calibration rows"
-    kept = "" if step.held_out <= TRUST * step.error + ROUNDED else ", which is more than stated"
-    return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{kept}"
+    remark = "" if step.held_out <= TRUST * step.error + ROUNDED else ", which is more than stated"
+    return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{remark}"
 
 
 def spell_out(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
-    """Every step on a few lines; those before the `first` are left out."""
-    said = []
+    """Return every step on a few lines; those before the `first` are left out."""
+    lines = []
     for number, (head, before, after, where) in [*enumerate(describe_steps(derivation, laws), 1)][first:]:
-        said += [f"{number:4}  {head}", f"        {before}", f"      = {after}"]
-        said += [f"        where {name} = {what}" for name, what in where.items()]
-    return "\n".join(said)
+        lines += [f"{number:4}  {head}", f"        {before}", f"      = {after}"]
+        lines += [f"        where {name} = {what}" for name, what in where.items()]
+    return "\n".join(lines)
 
 
 def html(derivation: Derivation, laws: Sequence[Law]) -> str:
-    """Every step folds."""
+    """Return every step as HTML that folds."""
     steps = []
     for head, before, after, where in describe_steps(derivation, laws):
         names = "".join(f"<br><small>{escape(name)} = {escape(what)}</small>" for name, what in where.items())

@@ -1,1 +1,2 @@
-"""Rewrites explored: classes, members with prices, what fired and why; what a law, a machine or a length changes."""
+"""Rewrites explored: classes, members with prices, the laws that fired and why; the effect of a law, a machine or a
+length."""

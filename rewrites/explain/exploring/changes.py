@@ -1,4 +1,4 @@
-"""Two explorations beside each other: what a law, a machine or a length changes in the program and its price."""
+"""Two explorations side by side: the effect of a law, a machine or a length on the program and its price."""
 from dataclasses import dataclass
 
 from opmatrix.display.html import html_table
@@ -6,34 +6,34 @@ from opmatrix.display.tables import megabytes, micro, table
 from rewrites.lowering.lower import KernelCall, Use
 from rewrites.search.search import Structure
 
-BRIEF_SECONDS = 1e-5                                        # seconds: less is said in microseconds
+BRIEF_SECONDS = 1e-5                                        # seconds: shorter times are printed in microseconds
 
 
 @dataclass(frozen=True)
 class KernelShare:
-    """What calls of one kernel take in a program, products included."""
+    """The calls of one kernel in a program, and their seconds, products included."""
 
     count: int
     seconds: float
 
 
 def share_by_kernel(structure: Structure) -> dict[str, KernelShare]:
-    """Every kernel of a program, the dearest first."""
-    found: dict[str, KernelShare] = {}
+    """Return the share of every kernel of a program, the dearest first."""
+    shares: dict[str, KernelShare] = {}
     for extraction in structure.extractions:
         times = {node.cls: node.time for node in extraction.nodes if isinstance(node.cls, Use)}
         for node in extraction.nodes:
             if isinstance(node.label, KernelCall):
                 name = node.label.implementation.name
-                held = found.get(name, KernelShare(0, 0.0))
+                held = shares.get(name, KernelShare(0, 0.0))
                 products = sum(times[child] for child in node.children if isinstance(child, Use))
-                found[name] = KernelShare(held.count + 1, held.seconds + node.time + products)
-    return dict(sorted(found.items(), key=lambda pair: -pair[1].seconds))
+                shares[name] = KernelShare(held.count + 1, held.seconds + node.time + products)
+    return dict(sorted(shares.items(), key=lambda pair: -pair[1].seconds))
 
 
 @dataclass(frozen=True, repr=False)
 class ProgramPrice:
-    """What a program is predicted to take, and stores, on a machine."""
+    """The predicted seconds of a program, its stored bytes, and the machine."""
 
     seconds: float
     stored: float
@@ -51,7 +51,7 @@ CHANGE_COLUMNS = "", "calls", "of the other", "µs", "of the other", "difference
 
 @dataclass(frozen=True, repr=False)
 class ProgramChange:
-    """What another exploration has that this one has not. Seconds are of whole programs."""
+    """The differences of another exploration from this one. Seconds are of whole programs."""
 
     names: tuple[str, str]
     prices: tuple[ProgramPrice, ProgramPrice]
@@ -60,29 +60,29 @@ class ProgramChange:
 
     @property
     def seconds(self) -> float:
-        """What the other takes more, below 0 where it takes less."""
+        """The seconds by which the other program is slower; below 0 if it is faster."""
         return self.prices[1].seconds - self.prices[0].seconds
 
     @property
     def equal(self) -> bool:
-        """Whether both programs are the same kernels at the same price."""
+        """True if both programs have the same kernels at the same price."""
         return not self.rows and self.seconds == 0
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The kernels that are called more or less often, or take another time."""
+        """The kernels whose number of calls, or whose time, differs."""
         mine, other = self.kernels
-        found = []
+        rows = []
         for name in dict.fromkeys([*mine, *other]):
             a, b = mine.get(name, KernelShare(0, 0.0)), other.get(name, KernelShare(0, 0.0))
             if a.count != b.count or abs(b.seconds - a.seconds) > 1e-3 * max(a.seconds, b.seconds):
-                found.append((name, str(a.count), str(b.count), micro(a.seconds), micro(b.seconds),
-                              f"{1e6 * (b.seconds - a.seconds):+.1f}"))
-        return sorted(found, key=lambda row: -abs(float(row[-1])))
+                rows.append((name, str(a.count), str(b.count), micro(a.seconds), micro(b.seconds),
+                             f"{1e6 * (b.seconds - a.seconds):+.1f}"))
+        return sorted(rows, key=lambda row: -abs(float(row[-1])))
 
     @property
     def said(self) -> str:
-        """The prices, and the laws that fire in one of them alone, in lines."""
+        """The prices, and the laws that fire in only one of the two, in lines."""
         share = self.seconds / self.prices[0].seconds if self.prices[0].seconds else 0.0
         lines = [f"{name}: {price}" for name, price in zip(self.names, self.prices, strict=True)]
         lines.append(f"the other takes {1e6 * self.seconds:+.1f} µs, {100 * share:+.2f} %")

@@ -1,4 +1,4 @@
-"""What an exploration lists: rows that print as a table, fold in a notebook, and are values of their own."""
+"""The lists of an exploration: rows that print as a table, fold in a notebook, and have values."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, overload
@@ -7,12 +7,12 @@ from opmatrix.display.html import html_table
 from opmatrix.display.tables import table
 
 Listed = TypeVar("Listed")
-MOST_ROWS = 40                                              # that are printed; the values are all there
+MOST_ROWS = 40                                              # rows that are printed; values are complete
 
 
 @dataclass(frozen=True, repr=False)
 class Listing(Sequence[Listed], Generic[Listed]):
-    """Values with a row of text each. `ask` says how to see what is left out."""
+    """Values with a row of text each. `ask` explains how to see the rows that are left out."""
 
     title: str
     header: tuple[str, ...]
@@ -30,13 +30,13 @@ class Listing(Sequence[Listed], Generic[Listed]):
 
     @property
     def left_out(self) -> str:
-        """What is not printed, in words."""
+        """The number of rows that are not printed, in words."""
         more = len(self.rows) - MOST_ROWS
         return f"{more} more{': ' if self.ask else ''}{self.ask}" if more > 0 else ""
 
     def __str__(self) -> str:
-        said = [self.title, table(self.rows[:MOST_ROWS], self.header, left=(0, 1))] if self.rows else [self.title]
-        return "\n".join([*said, *filter(None, [self.left_out])])
+        lines = [self.title, table(self.rows[:MOST_ROWS], self.header, left=(0, 1))] if self.rows else [self.title]
+        return "\n".join([*lines, *filter(None, [self.left_out])])
 
     __repr__ = __str__
 

@@ -1,5 +1,4 @@
-"""One part of a model as it was explored: its classes, the members of each with their prices, and what extraction
-chose."""
+"""One part of an explored model: its classes, the members of each with their prices, and the choice of extraction."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,16 +19,16 @@ from rewrites.laws.law import Law
 from rewrites.lowering.lower import KernelCall, Lowering, Use
 
 MEMBER_COLUMNS = "", "member", "µs", "kB stored"
-SHOWN_DEPTH, SHOWN_LETTERS = 4, 90                          # of a class and a member in words
+SHOWN_DEPTH, SHOWN_LETTERS = 4, 90                          # depth of a printed class; letters of a printed member
 
 
 class Member(NamedTuple):
-    """One way to compute a class: a term over other classes, or a kernel, whose `seconds` hold its products in the
-    cheapest form of their weights, and `stored` the bytes of these."""
+    """One way to compute a class: a term over other classes, or a kernel. `seconds` of a kernel include its products
+    in the cheapest form of their weights; `stored` are the bytes of these weights."""
 
     cls: int
     text: str
-    kernel: str                                             # its name, empty for a term
+    kernel: str                                             # the name of the kernel, empty for a term
     seconds: float | None
     stored: float | None
     chosen: bool
@@ -37,7 +36,7 @@ class Member(NamedTuple):
 
     @property
     def row(self) -> tuple[str, ...]:
-        """It in a table, see MEMBER_COLUMNS; * is chosen."""
+        """Its row of a table, see MEMBER_COLUMNS; * is chosen."""
         return ("*" * self.chosen, self.text, "" if self.seconds is None else micro(self.seconds),
                 "" if self.stored is None else f"{self.stored / 1e3:.1f}")
 
@@ -46,21 +45,22 @@ class Member(NamedTuple):
 
 
 class EqualityClass(NamedTuple):
-    """A class: what is equal. `seconds` of the kernel that was chosen, none where the program does not compute it."""
+    """A class of equal members. `seconds` are those of the chosen kernel; None if the program does not compute the
+    class."""
 
     number: int
     text: str
     terms: int
     kernels: int
     seconds: float | None
-    chosen: str                                             # the kernel, empty where none is
+    chosen: str                                             # the kernel, empty if the program does not compute it
 
     def __repr__(self) -> str: return f"<class c{self.number}: {self.text}>"
 
 
 @dataclass(frozen=True, eq=False)
 class LookedAt:
-    """A part behind its border state, with the problem that extraction solved and its answer. `root` names its result
+    """A part after its border state, with the problem that extraction solved and its solution. `root` names its result
     in the template."""
 
     lowering: Lowering
@@ -78,73 +78,73 @@ class LookedAt:
 
     @property
     def result(self) -> int:
-        """The class of what the part gives."""
+        """The class of the part's result."""
         return self.lowering.graph.named[self.part.roots[self.root]]
 
     @cached_property
     def program(self) -> Tree:
-        """The program that was chosen, as it reads in the algebra."""
+        """The chosen program, in the notation of the algebra."""
         return self.forest.extracted(self.extraction, self.result)[0]
 
     @cached_property
     def start(self) -> Tree:
-        """What was imported."""
+        """The imported tree."""
         return self.forest.imported[self.part.roots[self.root]]
 
     @cached_property
     def deriver(self) -> Deriver:
-        """Chains between trees, which fill what a law does not name by the two programs."""
+        """Chains between trees; variables that a law does not bind are filled from the two programs."""
         known = {tree.cls: tree for top in (self.start, self.program) for tree in top.walk()}
         return Deriver(self.forest, self.laws, self.forest.representatives | known)
 
     @cached_property
     def calls(self) -> dict[int, list[Node]]:
         """Kernels by the class that they compute."""
-        found: dict[int, list[Node]] = {}
+        by_class: dict[int, list[Node]] = {}
         for node in self.nodes:
             if isinstance(node.label, KernelCall) and isinstance(node.cls, int):
-                found.setdefault(node.cls, []).append(node)
-        return found
+                by_class.setdefault(node.cls, []).append(node)
+        return by_class
 
     @cached_property
     def products(self) -> dict[Use, Node]:
-        """For each use of a weight the form of it that was chosen, else the quickest."""
-        found: dict[Use, Node] = {}
+        """For each use of a weight its chosen form, else the quickest."""
+        quickest: dict[Use, Node] = {}
         for node in self.nodes:
-            if isinstance(node.cls, Use) and (node.cls not in found or node.time < found[node.cls].time):
-                found[node.cls] = node
-        return found | {cls: node for cls, node in self.extraction.choice.items() if isinstance(cls, Use)}
+            if isinstance(node.cls, Use) and (node.cls not in quickest or node.time < quickest[node.cls].time):
+                quickest[node.cls] = node
+        return quickest | {cls: node for cls, node in self.extraction.choice.items() if isinstance(cls, Use)}
 
     @cached_property
     def sizes(self) -> dict[object, float]:
-        """Bytes of what is stored, by class."""
+        """Bytes of stored values, by class."""
         return {node.cls: node.memory for node in self.nodes if node.memory}
 
     def price(self, node: Node) -> tuple[float, float]:
-        """Seconds of a kernel with its products, and the bytes that it reads of what is stored."""
+        """Return the seconds of a kernel with its products, and the bytes of the stored values that it reads."""
         uses = [self.products[child] for child in node.children if isinstance(child, Use) and child in self.products]
-        stored = [child for each in (node, *uses) for child in each.children]
-        return node.time + sum(each.time for each in uses), sum(self.sizes.get(child, 0.0) for child in stored)
+        stored = [child for reader in (node, *uses) for child in reader.children]
+        return node.time + sum(use.time for use in uses), sum(self.sizes.get(child, 0.0) for child in stored)
 
     def chosen(self, cls: int) -> Node | None:
-        """The kernel that the program computes a class by."""
+        """Return the kernel by which the program computes a class; None if it does not."""
         node = self.extraction.choice.get(cls)
         return node if node is not None and isinstance(node.label, KernelCall) else None
 
     @cached_property
     def running(self) -> dict[int, Node]:
-        """The classes that the program computes, in the order in which it runs, by their kernels."""
+        """The classes that the program computes, with their kernels, in the order in which it runs."""
         return {node.cls: node for node in self.extraction.nodes
                 if isinstance(node.cls, int) and self.chosen(node.cls) is not None}
 
     def taken(self, cls: int) -> Tree | None:
-        """The member of a class that the program goes through."""
-        return next((each for each in self.program.walk() if each.cls == cls), None)
+        """Return the member of a class that the program uses."""
+        return next((tree for tree in self.program.walk() if tree.cls == cls), None)
 
     # ---- in words
 
     def say(self, cls: int, depth: int = SHOWN_DEPTH) -> str:
-        """A class in the algebra's notation."""
+        """Return a class in the notation of the algebra."""
         tree = self.forest.representatives.get(cls)
         if tree is None: return f"c{cls}"
         data = None if tree.children or not tree.attributes else self.writer.values.get(tree.attributes[0])
@@ -152,19 +152,19 @@ class LookedAt:
         return shorten(self.writer.text(tree, depth=depth)) + shape * (shape != " 1")
 
     def operand(self, at: object) -> str:
-        """An operand of a kernel: a value by its class, what is stored in words."""
+        """Return an operand of a kernel: a value by its class, a stored one in words."""
         if not isinstance(at, int): return self.writer.attribute(str(at))
         return f"c{at}" if at in self.lowering.graph.facts["act"] else self.say(at, 2)
 
     def say_call(self, call: KernelCall) -> str:
-        """A kernel over its operands."""
+        """Return a kernel over its operands, as text."""
         return shorten(f"{call.implementation.name}({', '.join(self.operand(at) for _, at in call.bound)})")
 
     # ---- classes and members
 
     def resolve(self, asked: "int | str | EqualityClass | Member | None") -> int:
-        """The number of a class: 12, "c12", the class, or a member of it; what the part gives where none is named.
-        Raises InputError."""
+        """Return the number of a class, passed as 12, "c12", the class, or a member of it; by default that of the
+        part's result. Raises InputError."""
         if asked is None: return self.result
         if isinstance(asked, EqualityClass | Member): asked = asked[0]
         number = int(asked[1:]) if isinstance(asked, str) and asked[:1] == "c" and asked[1:].isdigit() else asked
@@ -174,16 +174,16 @@ class LookedAt:
         return number
 
     def find_term(self, term: Operator) -> int:
-        """The class of an operator, read from what the part is given. Raises InputError where the graph has none."""
-        known = {each: cls for cls, each in reversed(self.lowering.terms.items())}
-        entering = [each for each in known if each.kind.name in ("given", "entered", "symbol")]
-        for each in (term, *(flat(term, x) for x in entering if fits(term, x))):
-            if each in known: return known[each]
+        """Return the class of an operator over the inputs of the part. Raises InputError if the graph has none."""
+        known = {operator: cls for cls, operator in reversed(self.lowering.terms.items())}
+        entering = [operator for operator in known if operator.kind.name in ("given", "entered", "symbol")]
+        for spelling in (term, *(flat(term, x) for x in entering if fits(term, x))):
+            if spelling in known: return known[spelling]
         raise InputError(f"{term!r:.60}: no class of this part holds it as it is written: ask by a class or a member, "
                          "see .classes")
 
     def list_classes(self) -> Iterator[EqualityClass]:
-        """Classes of the program in the order in which it runs, then all others."""
+        """Yield classes of the program in the order in which it runs, then all others."""
         for cls in dict.fromkeys([*self.running, *sorted(self.forest.members)]):
             node = self.chosen(cls)
             name = node.label.implementation.name if node and isinstance(node.label, KernelCall) else ""
@@ -191,7 +191,7 @@ class LookedAt:
                                 None if node is None else self.price(node)[0], name)
 
     def list_members(self, cls: int) -> Iterator[Member]:
-        """Kernels, the one that was chosen first and then by their price; then terms."""
+        """Yield kernels, the chosen one first and then by their price; then terms."""
         taken, walked = self.chosen(cls), {tree.key for tree in self.program.walk()}
         kernels = [(node is taken or (taken is not None and node.label == taken.label), *self.price(node), node.label)
                    for node in self.calls.get(cls, ())]
@@ -203,32 +203,32 @@ class LookedAt:
             yield Member(cls, self.say_member(key, cls), "", None, None, key in walked, key)
 
     def say_member(self, key: NodeKey, cls: int) -> str:
-        """A term over what stands for the classes of its operands."""
+        """Return a term over the representatives of its operands' classes, as text."""
         return shorten(self.writer.text(self.tree_of_term(key, cls), depth=SHOWN_DEPTH))
 
     def tree_of_term(self, key: NodeKey, cls: int) -> Tree:
-        """A member as a tree. Operands that nothing stands for are classes."""
+        """Return a member as a tree. Operands without a representative are printed as classes."""
         kind, children, attributes = key
-        return self.forest.tree(kind, tuple(self.stand_for(each) for each in children), attributes, cls)
+        return self.forest.tree(kind, tuple(self.stand_for(child) for child in children), attributes, cls)
 
     def stand_for(self, cls: int) -> Tree:
-        found = self.forest.representatives.get(cls)
-        return self.forest.tree("symbol", (), (f"c{cls}",), cls) if found is None else found
+        representative = self.forest.representatives.get(cls)
+        return self.forest.tree("symbol", (), (f"c{cls}",), cls) if representative is None else representative
 
     def tree_of(self, member: Member) -> Tree:
-        """What a member says, as a tree of the graph."""
+        """Return a member as a tree of the graph."""
         if not isinstance(member.key, KernelCall): return self.tree_of_term(member.key, member.cls)
-        if member.chosen and (found := self.taken(member.cls)): return found
+        if member.chosen and (used := self.taken(member.cls)): return used
         return self.forest.instance(member.key, member.cls, {name: self.stand_for(at) if isinstance(at, int) else at
                                                              for name, at in member.key.bound})
 
 
 def fits(term: Operator, x: Operator) -> bool:
-    """Whether a term takes rows of this width."""
+    """True if a term takes rows of this width."""
     try: return term(x.out) is not None
     except (ShapeError, TypeError): return False
 
 
 def shorten(text: str) -> str:
-    """Words with dots in the place of what is too long for a row."""
+    """Return a text cut to the length of a row, with dots at the end."""
     return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS - 2]} …"

@@ -1,4 +1,4 @@
-"""Why: the steps from one member to another, and why a law fires, or where it misses what."""
+"""Reasons: the steps from one member to another, and the place where a law fires, or the conditions that it misses."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -11,19 +11,19 @@ from rewrites.explain.derivations.trees import Tree
 from rewrites.explain.exploring.looked_at import LookedAt
 from rewrites.laws.law import Law
 
-LACKS = {                                                   # what a value that is not so is, in words
+LACKS = {                                                   # the complaint, by the fact that a value lacks
     "act": "no input reaches it", "storable": "it is no matrix of known numbers", "column": "it has several columns",
     "constant": "it depends on the input", "uniform": "it is not the same in every row",
     "row_wise": "it mixes rows", "entrywise": "it is no function of single entries",
     "level": "its columns differ", "turning": "it is no matrix for each position",
     **dict.fromkeys(("joinable", "joinable_bias", "joinable_biases"), "no attention or gate reads what both give")}
-MOST_PLACES = 200                                           # where a law nearly fits: more are not looked at
+MOST_PLACES = 200                                           # nearly fitting places that are examined
 
 
 @dataclass(frozen=True, repr=False)
 class Why:
-    """A chain of laws from one member to another, or why there is none. It prints its steps; `check()` computes both
-    sides of each in float64."""
+    """A chain of laws from one member to another, or the reason why there is none. It prints its steps; `check()`
+    computes both sides of each in float64."""
 
     said: str
     derivation: Derivation | None
@@ -34,11 +34,11 @@ class Why:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The laws, in turn."""
+        """The laws, in the order of the steps."""
         return () if self.derivation is None else tuple(step.law for step in self.derivation.steps)
 
     def check(self) -> float:
-        """The largest relative difference that a step makes, on random numbers; 0 where there is no step."""
+        """Return the largest relative difference that a step makes, on random numbers; 0 if there is no step."""
         return 0.0 if self.derivation is None else self.derivation.check(self.laws)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Why:
 
 
 def find_why(view: LookedAt, start: Tree, goal: Tree) -> Why:
-    """The chain from one tree to another, by the laws of this exploration."""
+    """Find the chain from one tree to another, by the laws of this exploration."""
     laws = tuple(view.laws)
     if start.cls != goal.cls:
         return Why(f"no law joins them: c{start.cls}, {view.say(start.cls)}, and c{goal.cls}, {view.say(goal.cls)}, "
@@ -66,7 +66,7 @@ def find_why(view: LookedAt, start: Tree, goal: Tree) -> Why:
 
 
 def tell_law(view: LookedAt, law: Law) -> str:
-    """Where a law fires in a part, else where it misses least, as lines."""
+    """Describe where a law fires in a part, or the place where it misses fewest conditions, as lines."""
     sides = " = ".join(", ".join(map(str, side)) for side in law.sides())
     count = view.lowering.graph.fired.get(law.name, 0)
     head = f"{law.name}: {sides}\n{tell_first(law.doc)}".rstrip()
@@ -80,12 +80,12 @@ def tell_law(view: LookedAt, law: Law) -> str:
 
 
 def tell_first(words: str) -> str:
-    """The first sentence, in one line."""
+    """Return the first sentence, in one line."""
     return " ".join(words.split(". ")[0].split())
 
 
 def tell_place(view: LookedAt, law: Law) -> str:
-    """The first class where both sides of a law are members."""
+    """Describe the first class where both sides of a law are members."""
     matches, left = view.deriver.matches, law.sides()[0]
     for cls in view.forest.members:
         if any(True for side in left for bound in matches.find(side, cls)
@@ -95,7 +95,7 @@ def tell_place(view: LookedAt, law: Law) -> str:
 
 
 def near_misses(view: LookedAt, law: Law) -> Iterator[tuple[int, list[str]]]:
-    """Classes that have a left side of a law, and the guards that what was found there lacks."""
+    """Yield classes that have a left side of a law, each with the guards that it lacks."""
     facts = view.lowering.graph.facts
     for cls in view.forest.members:
         for side in law.sides()[0]:

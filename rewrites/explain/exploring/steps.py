@@ -1,4 +1,4 @@
-"""Phases and single laws, run in turn: what a graph holds behind some of them."""
+"""Phases and single laws, run in turn: the contents of a graph after some of them."""
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from rewrites.laws.law import JOIN, MARK, Law
 from rewrites.opened import Opened
 from rewrites.search.search import SearchSpace, Structure, cheapest
 
-LAW_PHASE = "by_"                                               # a law's own phase is called so
+LAW_PHASE = "by_"                                               # prefix of the phase of a single law
 
 
 def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tuple[str, ...]:
-    """The steps with one more: a phase or a law by name, by default the phase that comes next. Raises InputError."""
+    """Return the steps with one more: a phase or a law by name, by default the next phase. Raises InputError."""
     done = [step for step in ran if step in SCHEDULE]
     if which is None:
         if len(done) >= len(SCHEDULE):
@@ -29,13 +29,13 @@ def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tu
 
 
 def say_steps(schedule: Sequence[str]) -> str:
-    """The steps in words."""
+    """Return the steps in words."""
     return "by " + ", ".join(step.removeprefix(LAW_PHASE) for step in schedule) if schedule else "imported"
 
 
 def search_stepped(opened: Opened, laws: Sequence[Law], schedule: Sequence[str]) -> tuple[SearchSpace, Structure]:
-    """The space behind these steps and its optimum. A left side that no law looks at any more is kept where nothing
-    else computes it."""
+    """Return the space after these steps and its optimum. If canonical forms leave no program, the search is repeated
+    with laws that keep both their sides."""
     def optimum(laws: Sequence[Law]) -> tuple[SearchSpace, Structure]:
         alone = [replace(law, phase=LAW_PHASE + law.name) for law in laws if LAW_PHASE + law.name in schedule]
         space = SearchSpace(opened.model, laws, opened.running, opened.workload.extents(opened.model),

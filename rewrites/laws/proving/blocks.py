@@ -13,13 +13,13 @@ TALL, INNER = ("(= (tall a) (tall c))",), ("(= (wide a) (tall c))",)
 
 @law(phase=SIMPLIFY, source=BLOCK_ALGEBRA)
 def turn_row(a: array[k, n], b: array[k, p]):
-    """What stood side by side stands one above the other."""
+    """Blocks side by side are one above the other when transposed."""
     return turn(row(a, b)), below(turn(a), turn(b))
 
 
 @law(phase=SIMPLIFY, source=BLOCK_ALGEBRA)
 def turn_below(a: array[k, n], b: array[p, n]):
-    """What stood one above the other stands side by side."""
+    """Blocks one above the other are side by side when transposed."""
     return turn(below(a, b)), row(turn(a), turn(b))
 
 

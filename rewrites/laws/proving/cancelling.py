@@ -1,6 +1,6 @@
-"""Numbers that cancel: what is taken from itself, no times, once; averages of what is shifted by one number.
-`EQUAL_SIZES` asks for equal rows, columns and heads, where nothing spreads; a number that is `narrow` is one for all
-heads. What becomes a part of itself is looked at no longer: a times one is a, and so times one times one."""
+"""Numbers that cancel: a value less itself, times zero, times one; averages of a value shifted by one number.
+`EQUAL_SIZES` requires equal rows, columns and heads, so that no operand is repeated; a number that is `narrow` is one
+for all heads. A canonical left side is no longer matched: a times one is a, and so is a times one times one."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, const, mean
 from rewrites.laws.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
@@ -16,13 +16,13 @@ def minus(a): return compose(a, I * -1.0)
 
 @law(phase=SIMPLIFY, canonical=True, source=RING)
 def once(a: array[k, n]):
-    """What is multiplied by one stays."""
+    """A value times one is the value."""
     return compose(a, I * 1.0), a
 
 
 @law(phase=SIMPLIFY, canonical=True, source=RING)
 def minus_twice(a: array[k, n]):
-    """What is negated twice is as it was."""
+    """A value negated twice is the value."""
     return minus(minus(a)), a
 
 
@@ -88,73 +88,73 @@ def nothing_scaled(a: array[k, n], s: scalar):
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite(a: array[k, n]):
-    """What is taken from itself leaves zeros."""
+    """A term less itself leaves zeros."""
     return a + minus(a), none(a)
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_first(a: array[k, n]):
-    """What is added to its negative leaves zeros."""
+    """A term added to its negative leaves zeros."""
     return minus(a) + a, none(a)
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain(a: array[k, n], b: array[k, n]):
-    """What is taken from itself leaves zeros before the rest of a sum, too."""
+    """A term less itself leaves zeros before the rest of a sum, too."""
     return a + (minus(a) + b), none(a) + b
 
 
 @law(phase=SIMPLIFY, source=RING)
 def opposite_chain_first(a: array[k, n], b: array[k, n]):
-    """What is added to its negative leaves zeros before the rest of a sum, too."""
+    """A term added to its negative leaves zeros before the rest of a sum, too."""
     return minus(a) + (a + b), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last(a: array[k, n], b: array[k, n]):
-    """What is taken from itself leaves zeros with another term between them."""
+    """A term less itself leaves zeros with another term between them."""
     return a + (b + minus(a)), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_last_first(a: array[k, n], b: array[k, n]):
-    """What is added to its negative leaves zeros with another term between them."""
+    """A term added to its negative leaves zeros with another term between them."""
     return minus(a) + (b + a), none(a) + b
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """What is taken from itself leaves zeros with another term between them, before the rest."""
+    """A term less itself leaves zeros with another term between them, before the rest."""
     return a + (b + (minus(a) + c)), none(a) + (b + c)
 
 
 @law(phase=JOIN, source=RING)
 def opposite_within_first(a: array[k, n], b: array[k, n], c: array[k, n]):
-    """What is added to its negative leaves zeros with another term between them, before the rest."""
+    """A term added to its negative leaves zeros with another term between them, before the rest."""
     return minus(a) + (b + (a + c)), none(a) + (b + c)
 
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_shifted(a: array[k, p], r: array[k, 1]):
-    """What is added to every number of a row is added to its average."""
+    """A number that is added to every number of a row is added to its average."""
     return compose(a + r, mean), compose(a, mean) + r
 
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_shifted_first(a: array[k, p], r: array[k, 1]):
-    """What every number of a row is added to is added to its average."""
+    """A number that every number of a row is added to is added to its average."""
     return compose(r + a, mean), r + compose(a, mean)
 
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_scaled(a: array[k, p], r: array[k, 1]):
-    """What every number of a row is multiplied by multiplies its average."""
+    """A factor of every number of a row is a factor of its average."""
     return compose(a * r, mean), compose(a, mean) * r
 
 
 @law(phase=SIMPLIFY, source=AVERAGE, when=("(column r)",))
 def mean_scaled_first(a: array[k, p], r: array[k, 1]):
-    """What multiplies every number of a row multiplies its average."""
+    """A factor before every number of a row is a factor before its average."""
     return compose(r * a, mean), r * compose(a, mean)
 
 

@@ -1,18 +1,19 @@
-"""Functions of single numbers by others: what each is made of, what it is of a negated number, which undo each other.
-By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its left side."""
+"""Functions of single numbers: their definitions by other functions, their values at a negated number, and pairs that
+undo each other. By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its
+left side."""
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, magnitude, reciprocal
 from opmatrix.algebra.operators import I, const, gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh
 from rewrites.laws.law import SIMPLIFY, Sort, collect, law, n
 
 DEFINITION, REFLECTION, INVERSE, SIGN = "definition", "f(-u) by f(u)", "inverse functions", "no number is negative"
-any_numbers = Sort("value")                                        # numbers, whatever they depend on
-SMALL_NUMBERS = 1.0                                                 # beyond it e to the power u is no number of float64
+any_numbers = Sort("value")                                        # numbers that may depend on the input
+SMALL_NUMBERS = 1.0                                                 # for larger numbers e^u overflows float64
 
 
 def negated(x): return x @ (I * -1.0)
 
 
-# ---- what a function is made of
+# ---- definitions
 
 @law(phase=SIMPLIFY, source=DEFINITION)
 def square_is(x: any_numbers[n]):
@@ -50,7 +51,7 @@ def elu_is(x: any_numbers[n]):
     return x @ SCALAR_FUNCTIONS["elu"], (x @ relu + (x + negated(x @ relu)) @ exp) + const(-1.0)
 
 
-# ---- of a negated number
+# ---- functions of a negated number
 
 @law(phase=SIMPLIFY, source=REFLECTION)
 def relu_of_minus(x: any_numbers[n]):
@@ -82,7 +83,7 @@ def sigmoid_of_minus(x: any_numbers[n]):
     return negated(x) @ sigmoid, negated(x @ sigmoid) + const(1.0)
 
 
-# ---- of another function
+# ---- functions of another function
 
 @law(phase=SIMPLIFY, source=INVERSE, largest=SMALL_NUMBERS)
 def log_of_exp(x: any_numbers[n]):
@@ -132,7 +133,7 @@ def reciprocal_twice(x: any_numbers[n]):
     return x @ reciprocal @ reciprocal, x
 
 
-# ---- no number of these is negative
+# ---- functions without negative values
 
 @law(phase=SIMPLIFY, source=SIGN)
 def relu_of_relu(x: any_numbers[n]):

@@ -1,5 +1,5 @@
-"""Heads in groups, and products over any monoid in blocks: what a rank computes that has some heads, some columns or
-some rows. They serve proofs that a split is right (rewrites/proofs/split_rules.py)."""
+"""Heads in groups, and products over any monoid in blocks: the computation of a rank that has some heads, some columns
+or some rows. They serve proofs that a shard rule is right (rewrites/proofs/split_rules.py)."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, total, turn
 from rewrites.laws.kinds import with_heads
@@ -23,9 +23,9 @@ from rewrites.laws.proving.value_kinds import below
 
 BY_HEAD, MONOID = "heads do not see each other", "definition of a product over a monoid"
 some = Sort("value")                                        # a value or a constant, of several heads
-between = Sort("scores")                                    # scores, whatever they depend on
+between = Sort("scores")                                    # scores that may depend on the input
 AS_MANY_HEADS = ("(= (deep a) (deep c))",)
-each_row = Sort("operator", ("row_wise", "uniform"))        # what goes through each row by itself, wherever it stands
+each_row = Sort("operator", ("row_wise", "uniform"))        # acts on each row by itself, at any position
 
 
 @law(phase=SIMPLIFY, source=BY_HEAD)
@@ -84,7 +84,7 @@ def rows_over(a: array[k, n], b: array[p, n], c: array[n, q], M: over):
 
 @law(phase=SIMPLIFY, source="rows one by one", without=(dict(f=mixing[n, p]),))
 def below_each(a: array[k, n], b: array[q, n], f: each_row[n, p]):
-    """What goes through each row by itself, wherever it stands, does not see those below."""
+    """An operator that acts on each row by itself, wherever it stands, does not see the rows below."""
     return compose(below(a, b), f), below(compose(a, f), compose(b, f))
 
 

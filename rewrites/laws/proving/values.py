@@ -1,10 +1,10 @@
-"""The ring of values: numbers in rows and columns, whatever operator gives them. Directed, so that equal values come to
-the same form: transposes at the leaves, blocks outermost (rewrites/laws/proving/blocks.py), then sums, then numbers,
-then products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper
-for them.
+"""The ring of values: numbers in rows and columns, from any operator. Directed, so that equal values come to the same
+form: transposes at the leaves, blocks outermost (rewrites/laws/proving/blocks.py), then sums, then numbers, then
+products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper for
+them.
 
-A sum is taken apart only where no column spreads (EQUALLY_WIDE). No law subsumes its left side: what is no longer
-looked at is still needed once its class is found to be another."""
+A sum is taken apart only where no column is repeated (EQUALLY_WIDE). No law subsumes its left side: a node that is no
+longer matched may still be needed once its class is merged with another."""
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
 from rewrites.laws.law import (
@@ -27,7 +27,7 @@ from rewrites.laws.proving import blocks
 from rewrites.laws.proving.blocks import EQUALLY_WIDE
 from rewrites.laws.proving.value_kinds import unit
 
-SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in the wrong order
+SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b are in the wrong order
 TRANSPOSE, RING, LINEARITY = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
@@ -139,7 +139,7 @@ def scale_sum(a: array[k, n], s: scalar, t: scalar):
     return compose(a, I * (s + t)), compose(a, I * s) + compose(a, I * t)
 
 
-# ---- products stand from the right; what is there twice goes
+# ---- products associate to the right; repeated operators are dropped
 
 @law(phase=SIMPLIFY, source="associativity")
 def chain(a: array[k, n], b: array[n, p], c: array[p, q]):
@@ -167,11 +167,11 @@ def unit_relu(a: array[k, n]):
 
 @law(phase=SIMPLIFY, source="relu(relu(u)) = relu(u)")
 def relu_once(a: array[k, n]):
-    """What is not negative stays."""
+    """A number that is not negative stays."""
     return compose(compose(a, relu), relu), compose(a, relu)
 
 
-# ---- sums and products of entries are sorted, not saturated: of all orders the engine keeps the one of its classes
+# ---- sums and products of entries are sorted, not saturated: of all orders only that of the class numbers is built
 
 @law(phase=JOIN, source="associativity of +")
 def sum_chain(a: array[k, n], b: array[k, n], c: array[k, n]):

@@ -1,4 +1,4 @@
-"""The report of a run as one page: the figures of report.json, as the text report says them, with a picture."""
+"""The report of a run as one page: the figures of report.json, in the words of the text report, with a picture."""
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -32,17 +32,18 @@ from rewrites.workload.stated import spoken
 
 FRONT = ("program", *POINT_COLUMNS[1:])
 SPECTRUM_FIGURES = "matrix", "shape", "σ₁", "stable", "effective", "tail 10 %", "tail 1 %", "knee"
-OURS = b"<title>opmatrix: "                                # begins every page
+OURS = b"<title>opmatrix: "                                # the beginning of every page
 MOST_WEIGHTS = 400                                          # rows of the table of weights
 
 
 def html_report(found: dict[str, Any]) -> str:
-    """The page. `found` are the figures of a run, checked (rewrites/report/pages/kept_report.py) or made by it."""
+    """Return the page. `found` are the figures of a run, checked (rewrites/report/pages/kept_report.py) or made by it.
+    """
     return page(f"opmatrix: {found['model']}", sections(found))
 
 
 def write_html(found: dict[str, Any], file: Path | None) -> None:
-    """Writes the page where that was asked for, whole or not at all."""
+    """Write the page to `file`, if it is not None, whole or not at all."""
     if file is None: return
     try:
         with replacing(file) as out: out.write(html_report(found).encode("utf-8", "backslashreplace"))
@@ -50,7 +51,7 @@ def write_html(found: dict[str, Any], file: Path | None) -> None:
 
 
 def page_place(file: Path) -> None:
-    """Raises InputError for a place that no page can be written to, and where a file is that is no such page."""
+    """Raise InputError for a place that no page can be written to, and for an existing file that is no such page."""
     writable(file)
     if file.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{file}: a page's name ends in .html")
@@ -59,7 +60,7 @@ def page_place(file: Path) -> None:
 
 
 def sections(found: dict[str, Any]) -> Iterator[str]:
-    """The parts of the page, in the order in which they are read."""
+    """Yield the parts of the page in reading order."""
     best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
     yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
     yield "".join(map(paragraph, warn_busy(
@@ -83,8 +84,9 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     yield section("How weights are stored", stored_methods(best["methods"]))
     if found["spectra"]: yield section("Spectra of weights", *spectra(found["spectra"]))
     yield section("Verified", paragraph(verified(found)), *(
-        paragraph(f"dropped: {each['name']}: {each['measured_error']:.3g} off, {each['predicted_error']:.3g} predicted")
-        for each in found["dropped"] if None not in (each["measured_error"], each["predicted_error"])))
+        paragraph(f"dropped: {point['name']}: {point['measured_error']:.3g} off, "
+                  f"{point['predicted_error']:.3g} predicted")
+        for point in found["dropped"] if None not in (point["measured_error"], point["predicted_error"])))
     yield section("To repeat it", f"<pre>{escape(chr(10).join(repeat_commands(found)))}</pre>",
                   facts_of(sorted(found["versions"].items())), files(found))
     yield section("Phases", grid_of("Seconds of this run", ("phase", "s"), [
@@ -92,12 +94,13 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
 
 
 def split_stated(said: str) -> list[str]:
-    """What is stated of whole and single texts, what was found at other lengths, what is not covered."""
+    """Split the text of stated errors into lines: the stated error of whole and single texts, errors at other lengths,
+    and things that are not covered."""
     return said.removeprefix("stated").replace("\n          (", " (").split("\n")
 
 
 def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """The answer in a sentence."""
+    """Return the answer in a sentence."""
     before, after = base["measured_s"], best["measured_s"]
     times = "" if not before or not after else f", measured, beside {ms(before)} ms of the import"
     takes = ms(best["predicted_s"] if after is None else after)
@@ -106,7 +109,7 @@ def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str
 
 
 def front(found: dict[str, Any]) -> Iterator[str]:
-    """The picture, its table, and what was proved."""
+    """Yield the picture, its table, and the proved bounds."""
     points, base, search = found["front"], found["baseline"], found["search"]
     extra = [title for name, title in TITLES.items() if points[0][name] is not None]
     rows = [format_point("imported", base), *(
@@ -125,7 +128,7 @@ def front(found: dict[str, Any]) -> Iterator[str]:
 
 
 def named_lines(said: str) -> Iterator[tuple[str, str]]:
-    """Lines of the text report by the word that they begin with; what follows indented belongs to it."""
+    """Yield lines of the text report with the word that they begin with; indented lines belong to the one before."""
     name, rest = "", ""
     for line in said.splitlines():
         if line[:1].strip():
@@ -136,7 +139,7 @@ def named_lines(said: str) -> Iterator[tuple[str, str]]:
 
 
 def operators(found: Mapping[str, Any]) -> Iterator[str]:
-    """The import and the chosen program, each as a table."""
+    """Yield the import and the chosen program, each as a table."""
     for which, title in (("before", "Before: the import, a kernel for each operator"),
                          ("after", "After: the chosen program")):
         yield grid_of(title, ("operator", "steps", "ms predicted", "measured"), [
@@ -145,7 +148,7 @@ def operators(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def laws(found: Mapping[str, Any]) -> Iterator[str]:
-    """What leaving out each law costs."""
+    """Yield the cost of leaving out each law."""
     others = [join_names(entry["laws"]) for entry in found["saved"] if not entry["seconds"] > 0]
     if rows := list_saved(found): yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
     if others: yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
@@ -154,12 +157,12 @@ def laws(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def generated(found: list[dict[str, Any]]) -> str:
-    """What text takes at each context."""
-    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [context_row(each) for each in found])
+    """Return the table of generation at each context."""
+    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [context_row(figures) for figures in found])
 
 
 def stored_methods(methods: Mapping[str, object]) -> str:
-    """How many weights are stored by each method."""
+    """Return a table of the number of weights that each method stores."""
     if not methods: return paragraph("All weights are stored as they are.")
     rows = [[name, str(what)] for name, what in [*methods.items()][:MOST_WEIGHTS]]
     more = len(methods) - len(rows)
@@ -168,10 +171,10 @@ def stored_methods(methods: Mapping[str, object]) -> str:
 
 
 def spectra(found: Mapping[str, Any]) -> Iterator[str]:
-    """A picture of the weights that were sampled, and their figures."""
-    rows = [[each["name"], "×".join(map(str, each["shape"])), f"{each['largest']:.3g}", f"{each['stable']:.1f}",
-             f"{each['effective']:.0f}", str(each["tail_10"]), str(each["tail_1"]), str(each["knee"])]
-            for each in found["weights"]]
+    """Yield a picture of the sampled weights, and their figures."""
+    rows = [[row["name"], "×".join(map(str, row["shape"])), f"{row['largest']:.3g}", f"{row['stable']:.1f}",
+             f"{row['effective']:.0f}", str(row["tail_10"]), str(row["tail_1"]), str(row["knee"])]
+            for row in found["weights"]]
     yield paragraph(f"{len(rows)} of the {found['of']} matrices that the model multiplies by: of each kind the first "
                     "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
                     "`opmatrix spectrum MODEL` prints all.")
@@ -183,7 +186,7 @@ def spectra(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def verified(found: Mapping[str, Any]) -> str:
-    """What was verified, and by what."""
+    """Describe the verification of laws, graphs and programs."""
     checked = found["verified"]
     loosest = tell_loosest(checked.get("kernels", {}))
     return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
@@ -192,6 +195,6 @@ def verified(found: Mapping[str, Any]) -> str:
 
 
 def files(found: Mapping[str, Any]) -> str:
-    """The user's files that took part."""
+    """Return a table of the user's files that took part."""
     rows = [[name, found[name]["file"], found[name]["sha256"]] for name in ("text", "texts", "laws") if found[name]]
     return grid_of("Files that took part", ("as", "file", "SHA-256"), rows, words=(0, 1, 2)) if rows else ""

@@ -1,4 +1,4 @@
-"""report.json read back with mistrust: every entry that a page shows is looked at first. Nothing that it names is
+"""report.json read back with mistrust: every entry that a page shows is checked first. No file that it names is
 opened."""
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,16 +10,16 @@ from opmatrix.files.saving import REPORT
 from rewrites.metrics.reported import MAX_PROGRAMS
 from rewrites.report.results import PACKAGES, TITLES, installed
 
-EntryCheck = Callable[[object, str], None]                       # of a value and where it is; raises Misfit
+EntryCheck = Callable[[object, str], None]                       # a check of a value at a place; raises Misfit
 MOST_ENTRIES, MOST_LETTERS, MOST_BYTES, MOST_NUMBER = 5000, 2_000_000, 64_000_000, 1e18
 
 
 class Misfit(Exception):
-    """An entry that no run would have written; the message says which."""
+    """An entry that no run would have written; the message names it."""
 
 
 def of_kind(what: str, *kinds: type) -> EntryCheck:
-    """A check that a value is of these types; True is no number."""
+    """Return a check that a value has one of these types; True is no number."""
     def check(value: object, where: str) -> None:
         if type(value) not in kinds or (isinstance(value, str) and len(value) > MOST_LETTERS):
             raise Misfit(f"{where} is {value!r:.60}: {what}")
@@ -27,7 +27,7 @@ def of_kind(what: str, *kinds: type) -> EntryCheck:
 
 
 def figure_of(what: str, *kinds: type) -> EntryCheck:
-    """A check of a number that is not larger than any that a run has: a picture could not show it."""
+    """Return a check of a number that is not too large for a picture."""
     fits = of_kind(what, *kinds)
 
     def check(value: object, where: str) -> None:
@@ -42,18 +42,18 @@ number, whole = figure_of("no number", int, float), figure_of("no whole number",
 
 
 def amount(value: object, where: str) -> None:
-    """Check a number of seconds, bytes or things, of which no run has less than none."""
+    """Check a number of seconds, bytes or things, which is never below 0."""
     number(value, where)
     if isinstance(value, int | float) and value < 0: raise Misfit(f"{where} is {value:g}: below 0")
 
 
 def maybe(check: EntryCheck) -> EntryCheck:
-    """A check that lets None pass."""
+    """Return a check that lets None pass."""
     return lambda value, where: None if value is None else check(value, where)
 
 
 def each_entry(check: EntryCheck, most: int = MOST_ENTRIES, least: int = 0) -> EntryCheck:
-    """A check of a list, entry by entry."""
+    """Return a check of a list, entry by entry."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise Misfit(f"{where} is {value!r:.60}: no list of {least} to {most} entries")
@@ -62,7 +62,7 @@ def each_entry(check: EntryCheck, most: int = MOST_ENTRIES, least: int = 0) -> E
 
 
 def table_of(check: EntryCheck) -> EntryCheck:
-    """A check of an object with any keys, value by value."""
+    """Return a check of an object with any keys, value by value."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
             raise Misfit(f"{where} is {value!r:.60}: no object")
@@ -71,7 +71,7 @@ def table_of(check: EntryCheck) -> EntryCheck:
 
 
 def object_with(**wanted: EntryCheck) -> EntryCheck:
-    """A check of an object that has these keys at least."""
+    """Return a check of an object that has these keys at least."""
     def checked(value: object, where: str) -> None:
         if not isinstance(value, dict): raise Misfit(f"{where or 'it'} is {value!r:.60}: no object")
         for key, check in wanted.items():
@@ -124,16 +124,16 @@ REPORTED = object_with(
 
 
 def read_kept(directory: Path) -> dict[str, Any]:
-    """The figures of a run. Raises InputError, which names the file and the entry, for one that is not there, is cut
-    short, of another version, or no run would have written."""
+    """Return the figures of a run. Raises InputError, which names the file and the entry, for a file that is missing
+    or truncated, of another version, or that no run would have written."""
     file = directory / REPORT if directory.is_dir() else directory
     return check_report(read_json(file, MOST_BYTES), shown(file))
 
 
 def check_report(found: object, where: str) -> dict[str, Any]:
-    """The figures, where all of them can be shown. Raises InputError."""
+    """Return the figures if all of them can be shown. Raises InputError otherwise."""
     try:
-        if isinstance(found, dict):                         # entries that 0.20.0 and before leave out
+        if isinstance(found, dict):                         # entries that are absent in 0.20.0 and before
             found = {"operators": None, "spectra": None, "misled": None, "failed": [], **found}
             if isinstance(found.get("terms"), dict): found["terms"] = {"places": [], **found["terms"]}
         REPORTED(found, "")
@@ -147,8 +147,8 @@ def check_report(found: object, where: str) -> dict[str, Any]:
 
 
 def tell_version(found: object) -> str:
-    """Whose report it is, where another version wrote it."""
+    """Return the version that wrote a report, in words, if it is another one."""
     versions = found.get("versions") if isinstance(found, Mapping) else None
     wrote = versions.get(PACKAGES[0]) if isinstance(versions, Mapping) else None
-    own = installed(PACKAGES[0])
-    return f" (opmatrix {wrote!s:.20} wrote it, this is {own})" if wrote is not None and wrote != own else ""
+    here = installed(PACKAGES[0])
+    return f" (opmatrix {wrote!s:.20} wrote it, this is {here})" if wrote is not None and wrote != here else ""

@@ -1,9 +1,9 @@
-"""The frame of a page: one file that asks no network and runs no script, read on a telephone, on paper, without colour
-and by a screen reader."""
+"""The frame of a page: one file that makes no network request and runs no script, and can be read on a phone, on
+paper, without colour and by a screen reader."""
 from collections.abc import Iterable, Sequence
 from html import escape
 
-MOST_NAME, MOST_WORDS = 300, 4000                           # letters of one cell, and of a paragraph
+MOST_NAME, MOST_WORDS = 300, 4000                           # letters of a cell, and of a paragraph, at most
 
 STYLE = """
 :root{color-scheme:light}
@@ -35,19 +35,19 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 
 def text_of(words: object, most: int = MOST_NAME) -> str:
-    """Words of a file as text that stands by itself: escaped, of bounded length, whatever way its letters run."""
-    said = str(words)
-    if len(said) > most: said = f"{said[:most]} … ({len(said):,} letters)"
-    return f"<bdi>{escape(spell_out(said))}</bdi>"
+    """Return words of a file as isolated text: escaped, of bounded length, whatever the direction of its letters."""
+    text = str(words)
+    if len(text) > most: text = f"{text[:most]} … ({len(text):,} letters)"
+    return f"<bdi>{escape(spell_out(text))}</bdi>"
 
 
 def spell_out(words: str) -> str:
-    """What no page shows, controls and marks that turn letters round, by its number."""
+    """Return words with letters that a page cannot show, such as controls and direction marks, written as escapes."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in words)
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """The whole file."""
+    """Return the whole file."""
     return ("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -56,19 +56,19 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A part of the page with its heading."""
+    """Return a section of the page with its heading."""
     return f"<section><h2>{escape(title)}</h2>\n" + "\n".join(filter(None, parts)) + "</section>"
 
 
 def paragraph(words: str) -> str:
-    """Words with runs of spaces as one, as a paragraph."""
+    """Return words as a paragraph, with runs of spaces collapsed."""
     return f"<p>{text_of(' '.join(words.split()), MOST_WORDS)}</p>" if words.strip() else ""
 
 
 def grid_of(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], chosen: int | None = None,
             words: Sequence[int] = (0,)) -> str:
-    """A table whose rows go over two lines where a screen is narrow, and which scrolls by itself where a word is wider
-    still; the chosen row is marked by a star, too. Roles are written, as a row that is laid out anew loses its own."""
+    """Return a table whose rows wrap to two lines on a narrow screen, and which scrolls if a word is wider still; the
+    chosen row is also marked by a star. Roles are written, as a row with another layout loses its implicit ones."""
     head = "".join(f'<th scope="col" role="columnheader" class="{"words" if at in words else "head"}">{text_of(cell)}'
                    "</th>" if cell else '<td role="cell"></td>' for at, cell in enumerate(header))
     lines = []
@@ -83,5 +83,5 @@ def grid_of(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def facts_of(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and what they are."""
+    """Return names and their values as a list."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{text_of(value)}</dd>" for name, value in pairs) + "</dl>"

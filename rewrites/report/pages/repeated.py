@@ -6,7 +6,7 @@ from typing import Any
 
 
 def repeat_commands(found: Mapping[str, Any]) -> list[str]:
-    """Lines for a shell, everything that a file said quoted."""
+    """Return lines for a shell, with all text from the file quoted."""
     model = str(found["model"])
     words = ["opmatrix", "optimize", model]
     goals = [str(goal["goal"]) for goal in found["goals"]]

@@ -1,5 +1,5 @@
-"""Spectra as one picture: a panel for each kind of weight, a line for each layer that was sampled. Lines differ in
-their dashes, so it can be read without colour; the table under it has the figures."""
+"""Spectra as one picture: a panel for each kind of weight, a line for each sampled layer. Lines differ in their
+dashes, so it can be read without colour; the table below it holds the figures."""
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import log10
@@ -10,11 +10,11 @@ from rewrites.report.pages.page_style import spell_out
 PANEL_WIDE, PANEL_HIGH, PANELS_ACROSS = 200, 120, 3         # pixels of a panel with its margins; panels in a row
 PANEL_LEFT, PANEL_TOP, PANEL_RIGHT, PANEL_BOTTOM = 34, 20, 8, 18
 DECADES, MOST_PANELS, MOST_TITLE = 3, 12, 26
-DASHES = "", "6 3", "2 2"                                   # of the first layer, the middle one, the last one
+DASHES = "", "6 3", "2 2"                                   # dashes of the first, the middle and the last layer
 
 
 def spectra_plot(rows: Sequence[Mapping[str, Any]]) -> str:
-    """An SVG of singular values over the largest, on a logarithmic scale."""
+    """Return an SVG of singular values over the largest, on a logarithmic scale."""
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows: panels.setdefault(str(row["kind"]), []).append(row)
     drawn = [*panels.items()][:MOST_PANELS]
@@ -29,7 +29,7 @@ def spectra_plot(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def panel(kind: str, members: Sequence[Mapping[str, Any]], left: int, top: int) -> Iterator[str]:
-    """One kind of weight: its frame with its name, then a line for each layer."""
+    """Yield one kind of weight: its frame with its name, then a line for each layer."""
     x, y = left + PANEL_LEFT, top + PANEL_TOP
     wide, high = PANEL_WIDE - PANEL_LEFT - PANEL_RIGHT, PANEL_HIGH - PANEL_TOP - PANEL_BOTTOM
     name = kind if len(kind) <= MOST_TITLE else f"…{kind[1 - MOST_TITLE:]}"

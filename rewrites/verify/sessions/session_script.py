@@ -1,5 +1,5 @@
-"""Calls of a session, one after another, and what came of them: prompts, steps of one row and of several on both sides
-of every border, forks that write what they share, rewinds, sequences that leave while others go on."""
+"""A script of calls of a session, and the results: prompts, steps of one row and of several on both sides of every
+border, forks that write to shared pages, rewinds, sequences that leave while others go on."""
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,25 +13,26 @@ from opmatrix.inference.session import HeldSequence, Session
 from opmatrix.runtime.program import Program
 from rewrites.verify.sessions.miniature import EVEN_SHARES, Miniature, page_side
 
-EVERY_PAGE_UP_TO = 640                                      # rows up to which every page is looked at
-BORDER_MULTIPLES = 8                                        # of a border's those at most
-ROW_BY_ROW = 300                                            # rows that come one by one
-FORKS_A_STEP, PARTING_FORKS = 16, 5                         # forks that step at once; of so many one parts
-DRAWN_ROWS, LAST_ROWS = 24, 4                               # rows beside borders; the last ones
-PARTING_AT = 5, 21, 32                                      # rows of sequences that part, within a page and at its end
+EVERY_PAGE_UP_TO = 640                                      # rows up to which every page is watched
+BORDER_MULTIPLES = 8                                        # multiples of a border, at most
+ROW_BY_ROW = 300                                            # rows that are appended one by one
+FORKS_A_STEP, PARTING_FORKS = 16, 5                         # forks that step at once; one in 5 parts
+DRAWN_ROWS, LAST_ROWS = 24, 4                               # drawn rows beside borders; last rows
+PARTING_AT = 5, 21, 32                                      # lengths at which sequences part, in a page and at its end
 TextTokens = NDArray[np.int64]
 StepRows = NDArray[np.float32]
 
 
 class GivenRows(NamedTuple):
-    """Rows that a step gave: of which text, from which position on; of a program of last rows only the last."""
+    """The rows that a step returned: their text and first position. A program of last rows returns only the last one.
+    """
     text: int
     first: int
     rows: StepRows
 
 
 class CachedRows(NamedTuple):
-    """The rows of a cache that a sequence holds, the last ones of so many of a text."""
+    """The rows of a cache for a sequence: the last rows of the first `length` of a text."""
     text: int
     length: int
     cache: str
@@ -39,8 +40,8 @@ class CachedRows(NamedTuple):
 
 
 class SessionScript:
-    """A session of a miniature whose caches hold one number type, and all that was observed of it. Sequences go on
-    along texts that are known before: two that share a beginning and part have texts that do."""
+    """A session of a miniature whose caches hold one number type, and everything observed of it. Sequences go on along
+    texts that are known in advance: two sequences that share a beginning and then part have such texts."""
 
     def __init__(self, miniature: Miniature, number: str, borders: Sequence[int]) -> None:
         self.miniature, self.borders = miniature, sorted(borders)
@@ -50,35 +51,35 @@ class SessionScript:
         self.observed: list[GivenRows] = []
         self.kept: list[CachedRows] = []
         self.along: dict[HeldSequence, int] = {}
-        self.rows: dict[HeldSequence, int] = {}             # that a sequence is to have, whatever it says
+        self.rows: dict[HeldSequence, int] = {}             # the rows that a sequence should have
         self.session: Session
 
-    # ---- what is called
+    # ---- the calls
 
     def start(self, capacity: int, rewinds: int) -> None:
-        """Another session, of no sequence."""
+        """Start another session, without sequences."""
         self.session, self.along, self.rows = self.program.start(capacity, rewinds=rewinds), {}, {}
 
     def new_text(self, begun: TextTokens | None = None) -> int:
-        """A text, which begins with these tokens."""
+        """Add a text that begins with these tokens; returns its number."""
         text = self.miniature.text(self.rng)
         if begun is not None: text[:len(begun)] = begun
         self.texts.append(text)
         return len(self.texts) - 1
 
     def join(self, text: int) -> HeldSequence:
-        """A sequence that goes along a text."""
-        made = self.session.join()
-        self.along[made], self.rows[made] = text, 0
-        return made
+        """Add a sequence that goes along a text."""
+        sequence = self.session.join()
+        self.along[sequence], self.rows[sequence] = text, 0
+        return sequence
 
     def fork(self, of: HeldSequence, length: int | None = None, part: bool = False) -> HeldSequence:
-        """A fork, which may go back, and may part from the text of the other."""
-        made = self.session.fork(of)
-        self.along[made], self.rows[made] = self.along[of], self.rows[of]
-        if length is not None: self.rewind(made, length)
-        if part: self.part(made)
-        return made
+        """Fork a sequence; the fork may be rewound, and may part from the text of the other."""
+        fork = self.session.fork(of)
+        self.along[fork], self.rows[fork] = self.along[of], self.rows[of]
+        if length is not None: self.rewind(fork, length)
+        if part: self.part(fork)
+        return fork
 
     def rewind(self, sequence: HeldSequence, length: int) -> None:
         self.session.rewind(sequence, length)
@@ -89,31 +90,34 @@ class SessionScript:
         self.along[sequence] = self.new_text(self.texts[self.along[sequence]][:self.rows[sequence]])
 
     def leave(self, sequences: Sequence[HeldSequence]) -> None:
-        for each in sequences:
-            self.session.leave(each)
-            del self.along[each], self.rows[each]
+        for sequence in sequences:
+            self.session.leave(sequence)
+            del self.along[sequence], self.rows[sequence]
 
     def step(self, counts: dict[HeldSequence, int]) -> None:
-        """Append `counts` rows to each sequence, as far as its text goes, and note them."""
-        counts = {each: min(count, self.miniature.length - self.rows[each]) for each, count in counts.items()}
-        counts = {each: count for each, count in counts.items() if count > 0}
+        """Append `counts` rows to each sequence, as far as its text goes, and record the results."""
+        counts = {sequence: min(count, self.miniature.length - self.rows[sequence])
+                  for sequence, count in counts.items()}
+        counts = {sequence: count for sequence, count in counts.items() if count > 0}
         if not counts: return
-        firsts = {each: self.rows[each] for each in counts}
-        new = {each: self.texts[self.along[each]][first:first + counts[each]] for each, first in firsts.items()}
+        firsts = {sequence: self.rows[sequence] for sequence in counts}
+        new = {sequence: self.texts[self.along[sequence]][first:first + counts[sequence]]
+               for sequence, first in firsts.items()}
         rows = self.session.step(new)
         at = 0
-        for each, count in counts.items():
-            given = 1 if self.program.pooled else count
-            self.observed.append(GivenRows(self.along[each], firsts[each] + count - given,
-                                           np.array(rows[at:at + given], np.float32)))
-            self.rows[each] += count
-            if each.length != self.rows[each]: raise ValueError(f"{each!r} has taken {self.rows[each]} rows")
-            at += given
+        for sequence, count in counts.items():
+            returned = 1 if self.program.pooled else count
+            self.observed.append(GivenRows(self.along[sequence], firsts[sequence] + count - returned,
+                                           np.array(rows[at:at + returned], np.float32)))
+            self.rows[sequence] += count
+            if sequence.length != self.rows[sequence]:
+                raise ValueError(f"{sequence!r} has taken {self.rows[sequence]} rows")
+            at += returned
         self.check_pages()
 
     def check_pages(self) -> None:
-        """Raises ValueError where a page that a sequence has is free, or pages lead in a circle: the next step may take
-        what is still read, or never end."""
+        """Raise ValueError if a page of a sequence is free, or pages lead in a circle: the next step may overwrite
+        rows that are still read, or never end."""
         free, before = {*self.session.usage.free}, self.session.before
         for sequence in self.along:
             page, pages = self.session.state.sequences[sequence].page, 0
@@ -123,16 +127,16 @@ class SessionScript:
                 if pages > len(before): raise ValueError(f"the pages of {sequence!r} lead in a circle")
 
     def keep(self) -> None:
-        """Note what the caches hold of each sequence."""
+        """Record the rows that the caches hold of each sequence."""
         from opmatrix.runtime.declarations.by_sequence import held
         session = self.session
-        for each, text in self.along.items():
-            length, page = self.rows[each], session.state.sequences[each].page
+        for sequence, text in self.along.items():
+            length, page = self.rows[sequence], session.state.sequences[sequence].page
             if not length: continue
             at = held(page * session.side + (length - 1) % session.side, session.before)[-length:]
             self.kept += [CachedRows(text, length, name, cache[at].copy()) for name, cache in session.caches.items()]
 
-    # ---- what is called in turn
+    # ---- the script
 
     def run(self) -> None:
         """Run the script: at every page and border, where a lost key shows, and with sequences that part."""
@@ -144,7 +148,7 @@ class SessionScript:
             self.diverge()
 
     def watched(self) -> Iterator[int]:
-        """Positions on both sides of every page and border, of many only some."""
+        """Yield positions on both sides of every page and border; of many only some."""
         length, side = self.miniature.length, page_side()
         borders = {side * at for at in range(1, 1 + min(EVERY_PAGE_UP_TO, length) // side)}
         for border in self.borders:
@@ -153,15 +157,15 @@ class SessionScript:
         yield from self.near(borders)
 
     def near(self, borders: Iterable[int]) -> list[int]:
-        """Positions on both sides of borders, the last ones, and drawn ones."""
+        """Return positions on both sides of borders, the last ones, and drawn ones."""
         length, rng = self.miniature.length, np.random.default_rng(0)
         near = {border + more for border in borders for more in (-1, 0, 1)}
         near |= {*range(length - LAST_ROWS, length), *rng.integers(0, length, DRAWN_ROWS).tolist()}
         return sorted(at for at in near if 0 <= at < length)
 
     def scan(self, watched: Iterable[int]) -> None:
-        """A prompt as long as any, and forks of it that go back to a watched position and take a row, some of them one
-        of another text; others take as many as a border has, from anywhere."""
+        """Append a prompt of full length, and fork it. Each fork is rewound to a watched position and takes one row,
+        some of them of another text; others take as many rows as a border, from a drawn position."""
         length = self.miniature.length
         self.start(length + 2 * FORKS_A_STEP * page_side() + max(self.borders, default=0), rewinds=length)
         prompt = self.join(self.new_text())
@@ -181,12 +185,12 @@ class SessionScript:
         self.keep()
 
     def grow(self) -> None:
-        """Sequences that come row by row, and some rows at a time, beside one another: their pages lie in turns. With
-        windows there is room for what they see alone, and what is behind is given back."""
+        """Append rows to several sequences in turn, row by row or some rows at a time, so that their pages are
+        interleaved. With windows the caches have room only for the rows in the window, and earlier rows are freed."""
         behind, length, side = rows_behind(self.program), min(ROW_BY_ROW, self.miniature.length), page_side()
         counts = (1, 3, side + 1)
-        each = min(length, behind + max(counts) + 2 * side) if behind < FAR else length
-        self.start(len(counts) * (each + side), rewinds=0)
+        room = min(length, behind + max(counts) + 2 * side) if behind < FAR else length
+        self.start(len(counts) * (room + side), rewinds=0)
         sequences = {self.join(self.new_text()): count for count in counts}
         for _ in range(length):
             going = {one: count for one, count in sequences.items() if self.rows[one] < length}
@@ -194,8 +198,8 @@ class SessionScript:
         self.keep()
 
     def diverge(self) -> None:
-        """Forks that part from what they share: both write to one page in one step, or one after the other; a rewind
-        that goes on with other tokens; pages of one that left."""
+        """Fork sequences that part from their shared rows: both write to one page in one step, or one after the other.
+        Rewind some and go on with other tokens; reuse the pages of a sequence that left."""
         side, length = page_side(), self.miniature.length
         self.start(len(PARTING_AT) * 40 * side, rewinds=length)
         for begun in PARTING_AT:
@@ -215,5 +219,5 @@ class SessionScript:
             self.leave([third])
             last = self.join(self.new_text())
             self.step({last: side + 2, first: side})
-            self.step({each: 1 for each in self.along})
+            self.step({sequence: 1 for sequence in self.along})
         self.keep()

@@ -1,6 +1,6 @@
-"""Verification of sessions against the whole text: attention on the texts of a script in float64 and at every number of
-threads to the bit; caches to the bit; and the steps of a program over caches in float64 against those over whole
-sentences."""
+"""Verification of sessions against the whole text. Attention on the texts of a script is compared in float64, and at
+every number of threads to the bit; caches are compared to the bit; and the steps of a program over caches in float64
+with those over whole sentences."""
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -21,17 +21,18 @@ from rewrites.verify.programs import EQUAL
 from rewrites.verify.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
 from rewrites.verify.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
 
-UNLISTED_LENGTH = 1024                                      # rows of texts where a certificate lists no lengths
+UNLISTED_LENGTH = 1024                                      # rows of texts if a certificate lists no lengths
 PROMPT_WORK = 7e10                                          # multiplications of a prompt, at most
-READ_TOKENS = 5                                             # tokens that a program's steps are read on in float64
-SESSION_ERRORS = InputError, ValueError, TypeError, LookupError# what a session may raise
-COMPARED_WHOLE = 512                                        # rows of a prompt of which all are compared
+READ_TOKENS = 5                                             # tokens on which a program's steps are read in float64
+SESSION_ERRORS = InputError, ValueError, TypeError, LookupError# errors that a session may raise
+COMPARED_WHOLE = 512                                        # rows of a prompt up to which all are compared
 
 
 @dataclass
 class Sessions:
-    """The sessions that were looked at, whichever program has them: on texts of so many tokens at most, over caches of
-    these number types, on these numbers of threads; how many rows, and how near one came to its bound."""
+    """The sessions that were checked, whichever program has them: on texts of at most `longest` tokens, over caches of
+    these number types, on these numbers of threads. `rows` counts the compared rows, `nearest` is the largest share of
+    its bound that an error takes."""
 
     longest: int
     numbers: tuple[str, ...] = tuple(HELD_NUMBERS)
@@ -42,17 +43,17 @@ class Sessions:
 
     @classmethod
     def of(cls, lengths: Iterable[Sequence[int]]) -> "Sessions":
-        """As long as the longest of these sentences."""
-        return cls(max((n for each in lengths for n in each), default=UNLISTED_LENGTH))
+        """Create it for texts as long as the longest of these sentences."""
+        return cls(max((n for batch in lengths for n in batch), default=UNLISTED_LENGTH))
 
     def described(self) -> dict[str, object]:
-        """The record that a certificate keeps of them."""
+        """Return the record of it for a certificate."""
         return asdict(self) | {"kinds": len(self.kinds)}
 
 
 def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> bool:
-    """The sessions of a program; False where no session computes what it does. Attention of each kind that was not yet
-    looked at, on a script of calls, and its steps over caches on a few tokens of these sentences. Raises
+    """Verify the sessions of a program; False if no session can compute the program. Checks attention of each kind not
+    yet checked, on a script of calls, and the program's steps over caches on a few tokens of these sentences. Raises
     VerificationError."""
     decoder = decoder_of(program)
     if decoder is None: return False
@@ -68,14 +69,14 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
 
 
 def borders_of(decoder: Program) -> set[int]:
-    """Rows at which some kernel over caches takes another path."""
+    """Return the rows at which some kernel over caches takes another path."""
     return {border for call in decoder.schedule.calls if {HELD, SLOTS} & {*call.kernel.relations(call.bound)}
             for border in call.kernel.borders(call.bound)}
 
 
 def verify_script(miniature: Miniature, number: str, decoder: Program, sessions: Sessions) -> None:
-    """A script on caches of a number type: the same bits on any number of threads, every row within the bound of what
-    it means, every cache what it is to hold. Raises VerificationError."""
+    """Run a script on caches of a number type: it must have the same bits on any number of threads, every row within
+    its bound, and in every cache the rows it is to hold. Raises VerificationError."""
     first: SessionScript | None = None
     for count in sessions.threads:
         borders = borders_of(decoder) | borders_of(miniature.program.decode_with(number))
@@ -88,9 +89,9 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
         if first is None:
             first = script
             with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(script, number))
-            sessions.rows += sum(len(each.rows) for each in script.observed)
+            sessions.rows += sum(len(given_rows.rows) for given_rows in script.observed)
         else: compare_session_threads(first, script, sessions.threads[0], count)
-        for kept in script.kept: compare_cache(script, kept, number)
+        for cached in script.kept: compare_cache(script, cached, number)
 
 
 def compare_session_threads(first: SessionScript, other: SessionScript, one: int, count: int) -> None:
@@ -102,48 +103,49 @@ def compare_session_threads(first: SessionScript, other: SessionScript, one: int
 
 
 def compare_rows(script: SessionScript, number: str) -> float:
-    """Every row against the whole text, in float64; of long prompts some rows. How near one came to its bound. Raises
-    VerificationError."""
+    """Compare every row with the whole text, in float64; of long prompts some rows. Returns the largest share of its
+    bound that an error takes. Raises VerificationError."""
     nearest, by_text = 0.0, dict[int, list[GivenRows]]()
-    for each in script.observed: by_text.setdefault(each.text, []).append(each)
+    for given_rows in script.observed: by_text.setdefault(given_rows.text, []).append(given_rows)
     watched = np.array([*script.watched()])
     for text, observed in by_text.items():
         at, rows = positions_of(observed, watched)
         places, where = np.unique(at, return_inverse=True)
         meant = script.miniature.meant(script.texts[text], places, number)
         meant = meant._replace(numbers=meant.numbers[where], allowed=meant.allowed[where])
-        found = rows.reshape(meant.numbers.shape)
+        results = rows.reshape(meant.numbers.shape)
         nearest = max(nearest, meant.compared(f"{script.miniature.attention} in a session over caches of "
-                                              f"{number}", found, int(at.max()) + 1))
+                                              f"{number}", results, int(at.max()) + 1))
     return nearest
 
 
 def positions_of(observed: Sequence[GivenRows], watched: NDArray[np.int64]) -> tuple[NDArray[np.int64], StepRows]:
-    """The positions that are compared, and the rows there."""
+    """Return the positions that are compared, and the rows there."""
     at, rows = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
-    for each in observed:
-        own = np.arange(each.first, each.first + len(each.rows))
-        if len(own) > COMPARED_WHOLE: own = watched[(watched >= own[0]) & (watched <= own[-1])]
-        at.append(own)
-        rows.append(each.rows[own - each.first])
+    for given_rows in observed:
+        places = np.arange(given_rows.first, given_rows.first + len(given_rows.rows))
+        if len(places) > COMPARED_WHOLE: places = watched[(watched >= places[0]) & (watched <= places[-1])]
+        at.append(places)
+        rows.append(given_rows.rows[places - given_rows.first])
     return np.concatenate(at), np.concatenate(rows)
 
 
 def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
-    """Compare the rows that a cache holds of a sequence, to the bit. Raises VerificationError."""
+    """Compare the rows of a sequence in a cache, to the bit. Raises VerificationError."""
     names = [port.name for port in script.program.inputs]
     for name, port in zip("kv", names, strict=True):
         if port != kept.cache: continue
         wanted = script.miniature.held(name, script.texts[kept.text][:kept.length], number)
-        found = widened(kept.rows)
-        if not np.array_equal(found, wanted[kept.length - len(found):]):
+        rows = widened(kept.rows)
+        if not np.array_equal(rows, wanted[kept.length - len(rows):]):
             raise VerificationError(3, str(script.miniature.attention), "a cache does not hold the rows of its "
                                     "sequence", cache=kept.cache, number=number, rows=kept.length)
 
 
 def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> None:
-    """The steps of a program over caches, a prompt and rows that follow, against those over whole sentences: both in
-    float64, with numbers as they are stored and nothing rounded on the way. Raises VerificationError."""
+    """Compare the steps of a program over caches, on a prompt and the rows that follow, with those over whole
+    sentences. Both are in float64, with numbers as they are stored and no rounding on the way. Raises
+    VerificationError."""
     limits = longest, READ_TOKENS, least_limits(program.schedule.calls).get("positions", READ_TOKENS)
     text = np.resize(sentences.tokens, min(limits))
     wanted = program.exact(Batch([text]), rounded=False)
@@ -151,9 +153,9 @@ def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batc
     held, cut = session.join(), len(text) // 2
     for part in filter(len, (text[:cut], text[cut:])):
         batch, rows = session.batch({held: part})
-        found = session.exactly(batch, rounded=False)
+        output = session.exactly(batch, rounded=False)
         session.commit(rows)
-    off = float(ratio(np.linalg.norm(found - wanted[-len(found):]), np.linalg.norm(wanted[-len(found):])))
+    off = float(ratio(np.linalg.norm(output - wanted[-len(output):]), np.linalg.norm(wanted[-len(output):])))
     if not off <= EQUAL:
         raise VerificationError(3, str(decoder.meta.get("model", "program")), "its steps over caches, read in float64, "
                                 "are not what it gives of the whole text", relative=off, allowed=EQUAL)

@@ -1,1 +1,1 @@
-"""Products over any monoid as kernels that are written when asked for: scores tile by tile, carriers in registers."""
+"""Products over any monoid, as kernels that are written on demand: scores tile by tile, carriers in registers."""

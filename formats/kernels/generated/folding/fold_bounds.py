@@ -1,4 +1,4 @@
-"""What a product over a monoid means, in float64, and how far float32 may be from that, in the kernel's own order."""
+"""The meaning of a product over a monoid in float64, and a bound on the error of float32, in the kernel's own order."""
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,22 +10,24 @@ from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_gr
 
 
 class FoldPart(NamedTuple):
-    """Queries, the rows of one sequence that are their keys, and who of them sees whom; None where all see all."""
+    """Queries, the rows of one sequence that are their keys, and a mask of which query sees which key; None if all see
+    all."""
     queries: Any
     keys: slice
     seen: Any
 
 
 def bound_fold(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], parts: Sequence[FoldPart]) -> NumberPair:
-    """The rows of all queries, (rows, heads, columns), and how far off a kernel may be."""
-    found = [bound_part(plan, values, arrays, part) for part in parts]
-    return np.concatenate([y for y, _ in found]), np.concatenate([e for _, e in found])
+    """Return the rows of all queries, (rows, heads, columns), and a bound on the error of a kernel."""
+    pairs = [bound_part(plan, values, arrays, part) for part in parts]
+    return np.concatenate([y for y, _ in pairs]), np.concatenate([e for _, e in pairs])
 
 
 def bound_part(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], part: FoldPart) -> NumberPair:
-    """The rows of queries of one sequence."""
+    """Return the rows of the queries of one sequence, with their error bounds."""
     def read(each: FoldOperand, rows: Any) -> Any:
-        """(heads, rows, columns) of an operand, one head a head of the result; of an array as it is."""
+        """Return (heads, rows, columns) of an operand, its heads repeated to one for each head of the result; an array
+        keeps all its rows."""
         if each.kind == OF_ARRAY: whole = np.asarray(arrays[each.number], np.float64).reshape(each.heads, -1, each.cols)
         else:
             whole = np.asarray(values[each.number], np.float64)[rows].reshape(-1, each.heads, each.cols).swapaxes(0, 1)
@@ -36,14 +38,15 @@ def bound_part(plan: FoldPlan, values: Sequence[Any], arrays: Sequence[Any], par
     [score] = bound_graph(plan.score, *leaves)
     right = read(plan.right, part.keys)
     shape = plan.heads, len(part.queries), right.shape[1]
-    s, e = (np.broadcast_to(each, shape) for each in score)
+    s, e = (np.broadcast_to(array, shape) for array in score)
     first = part.keys.start if plan.masked else 0
     y, off = merge_keys(plan.folding, s[..., None], e[..., None], right[:, None], part.seen, 2, first)
     return y.swapaxes(0, 1), off.swapaxes(0, 1)
 
 
 def bound_leaf(leaf: ScoreLeaf, x: Any, k: Any, distances: Any) -> NumberPair:
-    """(heads, queries, keys), either of which may be one for all; distances, key - query, of (queries, keys)."""
+    """Return the values of a leaf as (heads, queries, keys), with error bounds; queries or keys may be an axis of
+    length 1. `distances`: key - query, (queries, keys)."""
     match leaf.kind:
         case "distance":
             most = leaf.left.cols // 2
@@ -58,7 +61,7 @@ def bound_leaf(leaf: ScoreLeaf, x: Any, k: Any, distances: Any) -> NumberPair:
 
 
 def sum_columns(x: Any, k: Any) -> NumberPair:
-    """Products of rows, summed column by column: each product and each sum loses half a unit of itself."""
+    """Return products of rows, summed column by column: each product and each sum loses half a unit of itself."""
     y, size = np.zeros((2, *x.shape[:2], k.shape[1]))
     for i in range(x.shape[-1]):
         fresh = x[..., i, None] * k[:, None, :, i]
@@ -71,8 +74,8 @@ def exactly_given(x: Any) -> NumberPair: return x, np.zeros(x.shape)
 
 
 def merge_keys(folding: Folding, s: Any, e: Any, w: Any, seen: Any, axis: int, first: int = 0) -> NumberPair:
-    """Pairs merged along an axis, in order, and finished; columns are the last axis, those of a pair side by side. The
-    first has the index `first`."""
+    """Merge pairs along an axis, in order, and finish them. Columns are the last axis, the numbers of a pair side by
+    side. The first pair has the index `first`."""
     shape = np.broadcast_shapes(s.shape, w.shape)
     one = (*shape[:axis], *shape[axis + 1:])
     held: list[NumberPair] = [(np.full(one, unit), np.zeros(one)) for unit in folding.unit]
@@ -89,23 +92,23 @@ def merge_keys(folding: Folding, s: Any, e: Any, w: Any, seen: Any, axis: int, f
 
 
 def finish_held(folding: Folding, held: Sequence[NumberPair], shape: tuple[int, ...]) -> NumberPair:
-    """Carriers of this shape, finished: the numbers of a column side by side."""
-    found = [np.stack([np.broadcast_to(each[part], shape) for each in bound_graph(folding.finish, *held)], -1)
+    """Finish carriers of this shape: the numbers of a column stand side by side."""
+    stacked = [np.stack([np.broadcast_to(pair[part], shape) for pair in bound_graph(folding.finish, *held)], -1)
              for part in (0, 1)]
-    y, off = (each.reshape(*shape[:-1], -1) for each in found)
+    y, off = (array.reshape(*shape[:-1], -1) for array in stacked)
     return y, off
 
 
 def bound_entries(plan: FoldPlan, value: Any, rows: int, layers: Iterable[tuple[Any, Any, Any]]) -> NumberPair:
-    """The rows that are merged of the entries of a sparse matrix, in their order: the first entries of all rows that
-    have one, then the second; rows, what they name, numbers."""
+    """Return the rows merged from the entries of a sparse matrix, with error bounds, in the order of the entries. Each
+    layer (rows, the rows that they name, their numbers) holds the next entry of all rows that have one."""
     folding, cols = plan.folding, plan.right.cols
     x = np.asarray(value, np.float64).reshape(len(value), plan.heads, cols)
     held: list[NumberPair] = [(np.full((rows, plan.heads, cols), unit), np.zeros((rows, plan.heads, cols)))
                               for unit in folding.unit]
     for at, named, numbers in layers:
         w, shape = x[named], x[named].shape
-        s, index = (np.broadcast_to(np.asarray(each, np.float64)[:, None, None], shape) for each in (numbers, named))
+        s, index = (np.broadcast_to(np.asarray(array, np.float64)[:, None, None], shape) for array in (numbers, named))
         none = np.zeros(shape)
         lifted = bound_graph(folding.lift, (s, abs(s - np.float32(s).astype(np.float64))), (w, none), (index, none))
         fresh = bound_graph(folding.merge, *((y[at], e[at]) for y, e in held), *lifted)

@@ -1,4 +1,4 @@
-"""A product over a monoid as a kernel: its text, its record, its call, and what it counts."""
+"""A product over a monoid as a kernel: its text, its record, its call, and the operations that it counts."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +22,11 @@ from formats.kernels.generated.rowwise.row_kernel import locate_rows
 from formats.kernels.generated.rowwise.scalar_graphs import count_work
 from formats.storage.masks import BLOCK, Mask
 
-FOLD_HOME = "formats.kernels.generated.folding.fold_lanes"    # what texts are written in the words of
+FOLD_HOME = "formats.kernels.generated.folding.fold_lanes"    # the vocabulary of the texts
 
 
 class FoldCounts(NamedTuple):
-    """What one score of a head takes, with the pairs that are merged by it: simple operations, divisions and roots; and
+    """Operations for one score of a head, with the pairs that it merges: simple operations, divisions and roots; and
     the numbers of a row that are read and written."""
     simple: float
     slow: float
@@ -35,12 +35,12 @@ class FoldCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FoldKernel:
-    """The kernel of a product."""
+    """The kernel of a product over a monoid."""
     plan: FoldPlan
 
     @cached_property
     def written(self) -> FoldText | EntriesText:
-        """Its text: by columns where what scores say is one for all of them, else by queries."""
+        """The text writer: by columns if the scores are the same for all columns, else by queries."""
         if self.plan.sparse: return EntriesText(plan=self.plan)
         return (WindowText if self.plan.ranged and self.plan.fixed else FoldText)(plan=self.plan)
 
@@ -49,23 +49,23 @@ class FoldKernel:
 
     @cached_property
     def function(self) -> TextKernel:
-        """The kernel, once it is compiled; it is known by its name like all others."""
-        found = TextKernel(self.text, FOLD_HOME)
-        FUNCTIONS[found.name] = found
-        return found
+        """The compiled kernel, entered in FUNCTIONS by its name like all others."""
+        kernel = TextKernel(self.text, FOLD_HOME)
+        FUNCTIONS[kernel.name] = kernel
+        return kernel
 
     def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray,
                  starts: "np.ndarray | Layout | None" = None, reach: Reach = EVERY,
                  mask: Mask | None = None) -> np.ndarray:
-        """out (T, columns), or (T, heads, columns). Where the plan is masked, `starts` are the rows at which sequences
-        begin; a query sees so many keys behind it and ahead, or what a mask of positions holds. ValueError for what
-        does not fit."""
+        """Compute out (T, columns), or (T, heads, columns). If the plan is masked, `starts` are the rows at which
+        sequences begin, and a query sees the keys within `reach` behind it and ahead, or those that a mask of positions
+        holds. ValueError for arrays that do not fit."""
         plan, T = self.plan, len(out)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != (plan.heads, plan.cols):
             raise ValueError(f"out: {out.shape} is not (rows, {plan.heads}, {plan.cols})")
         writable("out", out)
         words: dict[str, int] = {}
-        for each in plan.operands: words |= self.locate(each, values, arrays, T)
+        for operand in plan.operands: words |= self.locate(operand, values, arrays, T)
         separate(out, over=False, **{f"x{k}": value for k, value in enumerate(values)})
         if mask is not None and mask.block != BLOCK: raise ValueError(f"{mask!r}: blocks of {BLOCK} are needed")
         if not out.size: return out
@@ -95,8 +95,9 @@ class FoldKernel:
 
     def gather(self, values: Sequence[np.ndarray], out: np.ndarray, starts: np.ndarray, at: np.ndarray,
                numbers: np.ndarray) -> np.ndarray:
-        """out (R, columns), or (R, heads, columns), of the rows that the entries of a sparse matrix name: row i has
-        those from starts[i] to starts[i + 1], of the rows `at`, which there are, and with these numbers, as float32."""
+        """Compute out (R, columns), or (R, heads, columns), from the rows that the entries of a sparse matrix name. Row
+        i merges the entries from starts[i] to starts[i + 1]: rows `at` of the value, which must exist, with `numbers`,
+        read as float32."""
         plan, rows, word = self.plan, len(out), self.plan.right.word
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != (plan.heads, plan.cols):
             raise ValueError(f"out: {out.shape} is not (rows, {plan.heads}, {plan.cols})")
@@ -104,15 +105,15 @@ class FoldKernel:
         value = values[plan.right.number]
         words = self.locate(plan.right, values, [], len(value))
         separate(out, over=False, **{word: value})
-        begins, names = (np.ascontiguousarray(each, np.int64) for each in (starts, at))
-        given = np.ascontiguousarray(numbers, np.float32)
+        begins, names = (np.ascontiguousarray(places, np.int64) for places in (starts, at))
+        factors = np.ascontiguousarray(numbers, np.float32)
         if len(begins) != rows + 1: raise ValueError(f"starts: of {len(begins) - 1} rows, where out has {rows}")
         if not out.size: return out
         words |= dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, rows), strict=True))
         workers, written = threads(), self.written
         with POOL.lock:
             room, apart = ROOM.reserve(written.room, workers)
-            words |= dict(starts=address(begins), at=address(names), numbers=address(given), count=len(names), T=rows,
+            words |= dict(starts=address(begins), at=address(names), numbers=address(factors), count=len(names), T=rows,
                           heads=plan.heads, p=plan.right.cols, room=room, apart=apart)
             launch(workers, (self.function, filled(*(words[name] for name in written.fields)),
                              -(-rows // ROWS_OF_ITEM) * plan.heads))
@@ -120,7 +121,7 @@ class FoldKernel:
 
     def locate(self, each: FoldOperand, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray],
                rows: int) -> dict[str, int]:
-        """The words of an operand: where it lies, and what its heads serve."""
+        """Return the words of an operand: its address, its steps, and how many heads each of its heads serves."""
         word, heads = each.word, self.plan.heads
         if each.kind == OF_ARRAY:
             array = arrays[each.number]
@@ -137,22 +138,24 @@ class FoldKernel:
 
     @cached_property
     def counts(self) -> FoldCounts:
-        """By the graphs of scores and of merges, columns as many as are merged at a time."""
+        """The counts from the graphs of scores and of merges, columns rounded up to those merged at a time."""
         plan, p = self.plan, self.plan.right.cols
         step = self.written.step
-        if isinstance(self.written, EntriesText):           # what is of scores alone takes a vector, as columns do
+        if isinstance(self.written, EntriesText):           # operations on scores fill vectors, as columns do
             once, wide = (-(-p // by) * 16 for by in (16 * self.written.many, 16))
             simple, slow = (once * a + wide * b for a, b in zip(*step.work, strict=True))
             return FoldCounts(simple, slow, (plan.right.cols + plan.cols) * plan.heads)
         chunks, many = -(-p // CHUNK_COLUMNS), self.written.many
-        own, each = step.work
-        if self.written.told: each = each[0] - compared(step), each[1]      # a minimum of numbers is one instruction
+        by_score, by_number = step.work
+        # a minimum of numbers is one instruction
+        if self.written.told: by_number = by_number[0] - compared(step), by_number[1]
         simple, slow = count_work(plan.score)
         for leaf in plan.leaves:
             if leaf.kind != "pairs" or leaf.inner is None: continue
             a, b = count_pairs(leaf.inner)
             simple, slow = simple + leaf.left.cols * a, slow + leaf.left.cols * b
         columns = -(-p // many) * many if step.by_factor else 0
-        simple, slow = chunks * (simple + own[0]) + columns * each[0], chunks * (slow + own[1]) + columns * each[1]
-        read = sum(each.heads * each.cols for each in plan.operands if each.kind != OF_ARRAY)
+        simple, slow = (chunks * (simple + by_score[0]) + columns * by_number[0],
+                        chunks * (slow + by_score[1]) + columns * by_number[1])
+        read = sum(operand.heads * operand.cols for operand in plan.operands if operand.kind != OF_ARRAY)
         return FoldCounts(simple, slow, read + plan.heads * plan.cols)

@@ -1,4 +1,4 @@
-"""The words of generated products: those of rows (../rowwise/row_lanes.py), and tiles of queries and keys."""
+"""The vocabulary of generated products: that of rows (../rowwise/row_lanes.py), and tiles of queries and keys."""
 import numpy as np
 
 from formats.kernels.attentions.biased import lay_strip as lay_strip
@@ -49,7 +49,7 @@ f4, i8 = np.float32, np.int64
 
 @njit(**HELPER)
 def unit_at(starts, count, nth):
-    """(first row, length, first query) of the nth unit of queries of all sequences; a query of -1 where there are
+    """Return (first row, length, first query) of the nth unit of queries of all sequences; the query is -1 if there are
     fewer units."""
     rows, left = longs(starts, count + 1), nth
     for s in range(count):
@@ -62,7 +62,8 @@ def unit_at(starts, count, nth):
 
 @njit(**HELPER)
 def tiles_seen(c, low, rows, length):
-    """From which to which tile of keys a unit sees some: their numbers, or with a mask places in its blocks."""
+    """Return (first, end) of the tiles of keys of which a unit sees some: tile numbers, or with a mask places in its
+    blocks."""
     if c.ptr:
         ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
         at, end = i8(ptr[low // UNIT_SIDE]), i8(ptr[low // UNIT_SIDE + 1])
@@ -75,8 +76,8 @@ def tiles_seen(c, low, rows, length):
 
 @njit(**HELPER)
 def tile_seen(c, at, low, rows, length, lines):
-    """(first key of a tile that a unit sees, how many from there, whether all their scores are seen), and for each a
-    line of 1 and 0."""
+    """Return (first key of a tile that a unit sees, the number of keys from there, True if all their scores are seen),
+    and write a line of 1 and 0 for each key."""
     if c.ptr:
         key, edge = i8(pointer(c.idx, np.uint32)[at]) * UNIT_SIDE, i8(pointer(c.edge, np.uint32)[at])
         keys, bits = min(UNIT_SIDE, length - key), c.bits + (edge - 1) * UNIT_SIDE * UNIT_SIDE // 8
@@ -96,20 +97,22 @@ def tile_seen(c, at, low, rows, length, lines):
 
 @njit(**HELPER)
 def keys_seen(c, query, key, keys):
-    """From which to which of a tile's keys some of 16 queries see; with a mask all, as its lines say whom."""
+    """Return (first, end) of the keys of a tile that some of 16 queries see. With a mask these are all keys: the lines
+    say which query sees which."""
     if c.ptr: return i8(0), i8(keys)
     return max(0, query - c.behind - key), min(keys, query + 16 + c.ahead - key)
 
 
 @njit(**HELPER)
 def clear_numbers(at, count):
-    """Zeros: fewer than 16 numbers."""
+    """Write fewer than 16 zeros."""
     keep(in_all_lanes(f4(0)), at, count)
 
 
 @njit(**HELPER)
 def all_finite(at, rows, columns, across):
-    """Whether all numbers of an array are: each is 0 times 0. Four rows at a time, the last ones more than once."""
+    """True if all numbers of an array are finite: 0 times each is 0. Four rows are tested at a time, the last rows more
+    than once."""
     a, b, c, d = (in_all_lanes(f4(0)), in_all_lanes(f4(0)), in_all_lanes(f4(0)), in_all_lanes(f4(0)))
     for j in range(0, columns, 16):
         lanes = min(16, columns - j)
@@ -123,7 +126,8 @@ def all_finite(at, rows, columns, across):
 
 @njit(**HELPER)
 def within_infinity(at, rows, columns, across):
-    """(whether all numbers of an array are above -inf, whether all are below inf); bytes between rows."""
+    """Return (True if all numbers of an array are above -inf, True if all are below inf). `across`: bytes between
+    rows."""
     if all_finite(at, rows, columns, across): return True, True
     above, below = in_all_lanes(f4(0)), in_all_lanes(f4(0))
     for i in range(rows):

@@ -1,6 +1,6 @@
-"""Where nothing that a merge compares can be NaN: a minimum is one instruction there, and five where it has to say of
-NaN that it is none. What numbers may be is told by kinds: finite, infinite, NaN; each operation is asked at numbers of
-all kinds of its arguments, among them the largest, the smallest and 0, where kinds change."""
+"""Merges in which no compared number can be NaN. There a minimum is one instruction; five are needed where a NaN must
+pass through. The numbers that may occur are tracked by kind: finite, infinite, NaN. Each operation is tried on numbers
+of all kinds of its arguments, among them the largest, the smallest and 0, where kinds change."""
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,18 +16,18 @@ UPPER_KINDS, LOWER_KINDS = np.array([*FINITE_KINDS, np.inf], f4), np.array([*FIN
 ORDERED_KINDS = np.array([*UPPER_KINDS, -np.inf], f4)
 ALL_KINDS = np.array([*ORDERED_KINDS, np.nan], f4)
 COMPARING = "minimum", "maximum"
-TILE_KINDS = {"above": UPPER_KINDS, "below": LOWER_KINDS, "above and below": FINITE_KINDS}      # in the words of texts
+TILE_KINDS = {"above": UPPER_KINDS, "below": LOWER_KINDS, "above and below": FINITE_KINDS}      # spelt as in texts
 
 
 def all_kinds(found: Float32s) -> Float32s:
-    """Numbers of all the kinds that are among these."""
+    """Return sample numbers of all the kinds that are among these."""
     none, finite = np.isnan(ALL_KINDS) & np.isnan(found).any(), np.isfinite(ALL_KINDS) & np.isfinite(found).any()
     return ALL_KINDS[np.isin(ALL_KINDS, found) | none | finite]
 
 
 def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
-    """Whether a merge of carriers that are numbers, with a score and a factor of these kinds, compares no NaN and makes
-    none. What is handed over from scores alone may be anything."""
+    """True if a merge of carriers that are numbers, with a score and a factor of these kinds, compares no NaN and makes
+    none. Numbers stored from scores alone may be anything."""
     held: dict[int, Float32s] = {id(node): ALL_KINDS for node in step.stored}
     held |= {id(step.carriers[k]): ORDERED_KINDS for k in step.by_factor}
     held |= {id(step.score): score, id(step.factor): factor, id(step.index): FINITE_KINDS}
@@ -40,19 +40,19 @@ def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
             if node.op in COMPARING: compares.extend(args)
             held[id(node)] = all_kinds(np.asarray(SCALAR_OPERATIONS[node.op].exact(*args), f4))
         return held[id(node)]
-    with np.errstate(all="ignore"): made = [kinds(step.merged[k]) for k in step.by_factor]
-    return not any(np.isnan(each).any() for each in (*made, *compares))
+    with np.errstate(all="ignore"): results = [kinds(step.merged[k]) for k in step.by_factor]
+    return not any(np.isnan(numbers).any() for numbers in (*results, *compares))
 
 
 def compared(step: MergeStep) -> int:
-    """How many of the operations on a factor compare."""
+    """Count the comparisons among the operations on a factor."""
     nodes = NumberGraph(0, tuple(step.merged[k] for k in step.by_factor)).walk()
     return sum(node.op in COMPARING and step.needs(node, step.by_factor) for node in nodes)
 
 
 def told_by(step: MergeStep, scored: bool) -> str | None:
-    """What has to be so of a tile's factors, and of its scores where these are looked at, in the words of its text.
-    None where nothing is compared, or nothing suffices."""
+    """Return the condition on a tile's factors, and on its scores if these are tested (`scored`), under which nothing
+    compared is NaN, in the words of the kernel's text. None if nothing is compared, or if no condition suffices."""
     if not compared(step): return None
     words = [word for word, kinds in TILE_KINDS.items() if keeps_order(step, kinds if scored else ALL_KINDS, kinds)]
     return " or ".join(words[:2]) or None

@@ -1,8 +1,8 @@
 """The text of a kernel that computes a product over a monoid: Python over vectors of 16 queries.
 
-An item is 64 queries of a head of a sequence, and up to 192 columns. Keys pass by in tiles of 64, in order. Lines hold
-a number for each of the queries: scores of a key, and what of a merge is of scores alone; carriers of a few columns
-stay in registers while a tile passes by. Sizes above 8 are words of the record."""
+An item is 64 queries of a head of a sequence, and up to 192 columns. Keys are processed in tiles of 64, in order. A
+line holds a number for each of the queries: the scores of a key, or the parts of a merge that depend on scores alone.
+Carriers of a few columns stay in registers while a tile is processed. Sizes above 8 are words of the record."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from formats.kernels.generated.rowwise.vector_text import IN_TEXT, VectorText
 from formats.kernels.simd.vectors import MANY_REGISTERS
 
 ABREAST_CARRIERS = 4                                        # carriers of columns that are in registers at a time
-ORDERED_CARRIERS = 8 if MANY_REGISTERS else 4               # where a merge is so short that it waits for the last one
+ORDERED_CARRIERS = 8 if MANY_REGISTERS else 4               # for merges so short that each waits for the last
 MASKED_COLUMNS = 2                                          # columns at a time where some keys are not seen
 SCORED_KEYS = 4                                             # keys whose scores are merged at a time
 FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr idx edge bits room apart "
@@ -23,13 +23,13 @@ FIXED_WORDS = ("out out_row out_head starts S heads chunks keys behind ahead ptr
 
 
 def abreast(carriers: int, columns: int, most: int = ABREAST_CARRIERS) -> int:
-    """How many columns are merged at a time, where each has so many carriers: a power of two, as `most` is."""
+    """Return the number of columns merged at a time, for this many carriers a column: a power of two, as `most` is."""
     return max(1, min(most // max(carriers, 1), 1 << (columns - 1).bit_length()))
 
 
 @dataclass
 class FoldText(VectorText):
-    """What is written, and where lines lie in the scratch of a worker."""
+    """Text of a kernel, and the places of its lines in the scratch of a worker."""
     plan: FoldPlan
     places: dict[str, int] = field(default_factory=dict)    # bytes of scratch by the words of the text
     indent: int = field(default=1, kw_only=True)
@@ -38,11 +38,11 @@ class FoldText(VectorText):
     def __post_init__(self) -> None:
         plan = self.plan
         self.step = MergeStep(plan.folding, plan.sole)
-        self.scored = not plan.fixed and any(each is self.step.score for each in self.step.handed)
+        self.scored = not plan.fixed and any(node is self.step.score for node in self.step.handed)
         self.told = told_by(self.step, self.scored)
         self.columns = min(plan.right.cols, CHUNK_COLUMNS)
         self.many = self.columns_abreast(True, bool(self.told))
-        self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so that rows do not meet in caches
+        self.across = 64 * (-(-self.columns // 16) | 1)     # an odd number of lines, so rows do not collide in caches
         self.line = self.size(self.across)
         self.begin()
         self.within("for b in range(at, last):", self.write_tile)
@@ -51,13 +51,13 @@ class FoldText(VectorText):
     # ---- where things are
 
     def reserve(self, word: str, size: int) -> str:
-        """So many bytes of scratch under a word."""
+        """Reserve `size` bytes of scratch under a word, and return the word."""
         self.places[word] = self.room
         self.room += -(-size // 64) * 64
         return word
 
     def address(self, operand: FoldOperand, row: str, at: str = "0") -> str:
-        """Where the number of a row and a column lies, of the item's head."""
+        """Return the address of the number at a row and a column of the item's head."""
         word, cols = operand.word, self.size(operand.cols)
         if operand.kind == OF_ARRAY:
             head = f"head * c.{word}_head + " if operand.heads > 1 else ""
@@ -65,13 +65,13 @@ class FoldText(VectorText):
         return f"c.{word} + 4 * (({row}) * c.{word}_row + head // c.{word}_of * c.{word}_head + {at})"
 
     def vectors(self, body: Callable[[], None]) -> None:
-        """A body for each 16 of the queries, which begin at g."""
+        """Write a body once for each 16 of the queries, which begin at g."""
         self.within("for g in range(0, wide, 64):", body)
 
     # ---- before the tiles
 
     def begin(self) -> None:
-        """What an item is, its operands turned, and carriers of nothing."""
+        """Write the beginning of an item: its sizes, its operands transposed, and empty carriers."""
         plan = self.plan
         self.put(f"part, head = item % c.chunks * {CHUNK_COLUMNS}, item // c.chunks % c.heads")
         self.put("start, length, low = unit_at(c.starts, c.S, item // (c.chunks * c.heads))")
@@ -84,7 +84,7 @@ class FoldText(VectorText):
         else: self.put(f"at, last = 0, (c.keys + {UNIT_SIDE - 1}) // {UNIT_SIDE}")
 
     def begin_scores(self) -> None:
-        """Operands of scores of which rows are the queries' are turned; lines for scores."""
+        """Transpose the operands of scores whose rows are the queries', and reserve lines for scores."""
         plan = self.plan
         for number, leaf in enumerate(plan.leaves):
             match leaf.kind:
@@ -104,7 +104,7 @@ class FoldText(VectorText):
         if plan.masked: self.reserve("seen", UNIT_SIDE * SCORE_BYTES)
 
     def begin_carriers(self) -> None:
-        """Carriers of nothing, for as many columns as are merged at a time; numbers behind the last column are 0."""
+        """Write empty carriers, for as many columns as are merged at a time; numbers behind the last column are 0."""
         step, units = self.step, self.plan.folding.unit
         columns = -(-self.columns // self.many) * self.many
         self.reserve("packed", UNIT_SIDE * self.across)
@@ -125,13 +125,13 @@ class FoldText(VectorText):
         if self.told: self.put("fine = True")
 
     def turn_rows(self, operand: FoldOperand, first: str, count: str, lines: str) -> None:
-        """Columns of the rows of the queries, as lines."""
+        """Write the transpose of the rows of the queries: a line for each column."""
         self.put(f"turn_keys({self.address(operand, 'start + low', first)}, 4 * c.{operand.word}_row, rows, {count}, "
                  f"{lines}, {SCORE_BYTES})")
 
     def write_fixed(self) -> None:
-        [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
-        self.put(f"score = {self.vector(found)}")
+        [score] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
+        self.put(f"score = {self.vector(score)}")
 
     def columns_word(self) -> str:
         cols = self.plan.right.cols
@@ -142,7 +142,7 @@ class FoldText(VectorText):
     # ---- a tile
 
     def write_tile(self) -> None:
-        """Scores of a tile of keys, and what they are merged to."""
+        """Write the scores of a tile of keys, and their merge into the carriers."""
         if self.plan.masked:
             self.put("key, keys, whole = tile_seen(c, b, low, rows, length, seen)")
             self.put("base = start + key")
@@ -162,7 +162,7 @@ class FoldText(VectorText):
             self.parted(self.write_by_factor)
 
     def write_told(self, told: str) -> None:
-        """Whether nothing that is compared is NaN, in this tile and those before."""
+        """Write the test that no compared number is NaN, in this tile and those before."""
         self.put(f"above, below = within_infinity(packed, keys, p, {self.line})")
         if self.scored:
             self.put(f"higher, lower = within_infinity({self.score_lines()}, keys, rows, {SCORE_BYTES})")
@@ -170,13 +170,14 @@ class FoldText(VectorText):
         self.put(f"fine = fine and ({told})")
 
     def parted(self, body: Callable[[bool], None]) -> None:
-        """A body for tiles of which all is seen, and where there is a mask another for the others."""
+        """Write a body for tiles that are seen completely, and if there is a mask another body for the other tiles."""
         if not self.plan.masked: return self.ordered_first(body)
         self.within("if whole:", lambda: self.ordered_first(body))
         return self.within("else:", lambda: body(False))
 
     def ordered_first(self, body: Callable[[bool], None]) -> None:
-        """A body for tiles in which nothing that is compared is NaN, where that is told, and another for the others."""
+        """Write a body for tiles in which no compared number is NaN, if the text tests for that, and another for other
+        tiles."""
         if not self.told: return body(True)
         self.ordered = True
         self.within("if fine:", lambda: body(True))
@@ -184,7 +185,7 @@ class FoldText(VectorText):
         return self.within("else:", lambda: body(True))
 
     def write_leaf(self, number: int, leaf: ScoreLeaf) -> None:
-        """Lines of what scores are made of."""
+        """Write the lines of one leaf of the scores."""
         if leaf.kind == "row":
             self.turn_rows(leaf.left, "key", "keys", f"line{number}")
         if leaf.kind == "distance":
@@ -204,7 +205,7 @@ class FoldText(VectorText):
         self.within(f"for j in range(0, keys, {many}):", group)
 
     def merge_pairs(self, number: int, step: MergeStep, many: int, depth: int) -> None:
-        """Scores of a few keys and 16 queries: columns merged one after another."""
+        """Write the scores of a few keys and 16 queries: columns merged one after another."""
         units = step.folding.unit
         for k in range(many):
             for part, unit in enumerate(units): self.put(f"a{k}_{part} = {self.unit_vector(unit)}")
@@ -213,29 +214,29 @@ class FoldText(VectorText):
             score = self.name(f"get(turned{number} + {SCORE_BYTES} * i + g, None)")
             for k in range(many):
                 factor = self.name(f"one_number(y{k} + 4 * i)")
-                held = {id(each): f"a{k}_{part}" for part, each in enumerate(step.carriers)}
+                held = {id(carrier): f"a{k}_{part}" for part, carrier in enumerate(step.carriers)}
                 held |= {id(step.score): score, id(step.factor): factor}
-                if id(step.index) in {id(each) for each in NumberGraph(0, tuple(step.merged)).walk()}:
+                if id(step.index) in {id(node) for node in NumberGraph(0, tuple(step.merged)).walk()}:
                     held[id(step.index)] = self.name("in_all_lanes(f4(i))")
                 self.assign([f"a{k}_{part}" for part in range(len(units))],
                             [*map(self.vector, self.emit(step.merged, held))])
         self.within(f"for i in range({self.size(depth)}):", column)
         for k in range(many):
-            [found] = self.graph(step.folding.finish, [f"a{k}_{part}" for part in range(len(units))])
-            self.put(f"keep({self.vector(found)}, line{number} + {SCORE_BYTES} * j{k} + g, None)")
+            [score] = self.graph(step.folding.finish, [f"a{k}_{part}" for part in range(len(units))])
+            self.put(f"keep({self.vector(score)}, line{number} + {SCORE_BYTES} * j{k} + g, None)")
 
     def lone_leaf(self) -> int | None:
-        """The leaf that scores are, where they are one as it is and it has lines."""
-        [found] = self.plan.score.outputs
-        lined = found.op == "input" and self.plan.leaves[int(found.value)].kind in ("pairs", "row")
-        return int(found.value) if lined else None
+        """Return the number of the leaf that is the score itself, if it has lines; else None."""
+        [score] = self.plan.score.outputs
+        lined = score.op == "input" and self.plan.leaves[int(score.value)].kind in ("pairs", "row")
+        return int(score.value) if lined else None
 
     def score_lines(self) -> str:
-        """Where scores lie."""
+        """Return the word of the lines of scores."""
         return "scores" if (lone := self.lone_leaf()) is None else f"line{lone}"
 
     def leaf_vector(self, number: int) -> str:
-        """What a leaf is at key j, for 16 queries."""
+        """Return the variable of a leaf's values at key j, for 16 queries."""
         leaf = self.plan.leaves[number]
         match leaf.kind:
             case "query": return self.name(f"get(line{number} + g, None)")
@@ -247,18 +248,18 @@ class FoldText(VectorText):
         return self.name(f"get(line{number} + {SCORE_BYTES} * j + g, None)")
 
     def write_scores(self) -> None:
-        """Scores, of their leaves."""
+        """Write the scores, computed from their leaves."""
         def one() -> None:
-            [found] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
-            self.put(f"keep({self.vector(found)}, scores + {SCORE_BYTES} * j + g, None)")
+            [score] = self.graph(self.plan.score, [self.leaf_vector(k) for k in range(len(self.plan.leaves))])
+            self.put(f"keep({self.vector(score)}, scores + {SCORE_BYTES} * j + g, None)")
         self.within("for j in range(keys):", lambda: self.vectors(one))
 
     # ---- merging
 
     def inputs(self, carriers: dict[int, str], wanted: Sequence[StandIn]) -> dict[int, str]:
-        """The variables of a pair at key j: carriers, the score and the index, those that are wanted."""
+        """Return the variables of a pair at key j that are wanted: carriers, the score and the index."""
         step, held = self.step, {id(self.step.carriers[k]): name for k, name in carriers.items()}
-        needed = {id(each) for each in NumberGraph(0, tuple(wanted)).walk()}
+        needed = {id(node) for node in NumberGraph(0, tuple(wanted)).walk()}
         if id(step.score) in needed and step.score.op == "input":
             held[id(step.score)] = ("score" if self.plan.fixed
                                     else self.name(f"get({self.score_lines()} + {SCORE_BYTES} * j + g, None)"))
@@ -267,16 +268,16 @@ class FoldText(VectorText):
         return held
 
     def columns_abreast(self, whole: bool, ordered: bool) -> int:
-        """How many columns are merged at a time."""
+        """Return the number of columns merged at a time."""
         most = (ORDERED_CARRIERS if ordered else ABREAST_CARRIERS) if whole else MASKED_COLUMNS
         return abreast(len(self.step.by_factor), self.plan.right.cols, most)
 
     def select(self, found: str, before: str, whole: bool) -> str:
-        """What is merged, where it is seen."""
+        """Return the merged number where the key is seen, else the number before."""
         return found if whole else self.name(f"lanes_of(mask, {found}, {before})")
 
     def every_key(self) -> str:
-        """A loop over the keys of a tile that some of 16 queries see."""
+        """Return a loop over the keys of a tile that some of 16 queries see."""
         if not self.plan.masked: return "for j in range(keys):"
         self.put("first, past = keys_seen(c, low + g // 4, key, keys)")
         return "for j in range(first, past):"
@@ -285,17 +286,17 @@ class FoldText(VectorText):
         if not whole: self.put(f"mask = get(seen + {SCORE_BYTES} * j + g, None)")
 
     def write_by_score(self, whole: bool) -> None:
-        """Carriers of scores alone, and what of a merge is handed to columns, key by key."""
+        """Write the carriers of scores alone, and store the parts of a merge that columns need, key by key."""
         step = self.step
 
         def keys() -> None:
             self.read_mask(whole)
             ends = [*(step.merged[k] for k in step.by_score), *step.stored]
             held = self.inputs({k: f"a{k}" for k in step.by_score}, ends)
-            made = [*map(self.vector, self.emit(ends, held))]
-            for k, found in enumerate(made[len(step.by_score):]):
-                self.put(f"keep({found}, handed{k} + {SCORE_BYTES} * j + g, None)")
-            fresh = [self.select(found, f"a{k}", whole) for k, found in zip(step.by_score, made, strict=False)]
+            merged = [*map(self.vector, self.emit(ends, held))]
+            for k, value in enumerate(merged[len(step.by_score):]):
+                self.put(f"keep({value}, handed{k} + {SCORE_BYTES} * j + g, None)")
+            fresh = [self.select(value, f"a{k}", whole) for k, value in zip(step.by_score, merged, strict=False)]
             self.assign([f"a{k}" for k in step.by_score], fresh)
 
         def group() -> None:
@@ -305,7 +306,7 @@ class FoldText(VectorText):
         self.vectors(group)
 
     def write_by_factor(self, whole: bool) -> None:
-        """Carriers of a few columns, while the tile passes by."""
+        """Write the merge of a few columns, whose carriers stay in registers for a whole tile."""
         step = self.step
         many = self.columns_abreast(whole, self.ordered)
         names = [[f"a{n}_{k}" for k in step.by_factor] for n in range(many)]
@@ -313,15 +314,15 @@ class FoldText(VectorText):
         def keys() -> None:
             self.read_mask(whole)
             self.put(f"y = packed + {self.line} * j + 4 * n")
-            shared = self.inputs({}, [each for each in step.handed if each is step.score or each is step.index])
+            shared = self.inputs({}, [node for node in step.handed if node is step.score or node is step.index])
             for k, node in enumerate(step.stored):
                 shared[id(node)] = self.name(f"get(handed{k} + {SCORE_BYTES} * j + g, None)")
             for n in range(many):
                 held = shared | {id(step.carriers[k]): name for k, name in zip(step.by_factor, names[n], strict=True)}
                 held[id(step.factor)] = self.name(f"one_number(y + {4 * n})")
-                made = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
-                self.assign(names[n], [self.select(found, name, whole)
-                                       for found, name in zip(made, names[n], strict=True)])
+                merged = [*map(self.vector, self.emit([step.merged[k] for k in step.by_factor], held))]
+                self.assign(names[n], [self.select(value, name, whole)
+                                       for value, name in zip(merged, names[n], strict=True)])
 
         def group() -> None:
             for k in step.by_factor: self.put(f"h{k} = held{k} + {SCORE_BYTES} * n + g")
@@ -336,13 +337,14 @@ class FoldText(VectorText):
     # ---- behind the tiles
 
     def plain_part(self) -> int | None:
-        """The part of a carrier that is the result as it is, where finish does nothing and columns differ in it."""
-        [found, *more] = self.plan.folding.finish.outputs
-        plain = not more and found.op == "input" and int(found.value) in self.step.by_factor
-        return int(found.value) if plain else None
+        """Return the part of a carrier that is the result as it is, if `finish` changes nothing and columns differ in
+        it."""
+        [result, *more] = self.plan.folding.finish.outputs
+        plain = not more and result.op == "input" and int(result.value) in self.step.by_factor
+        return int(result.value) if plain else None
 
     def finish(self) -> None:
-        """What is finished, turned to rows."""
+        """Write the finished result, transposed to rows."""
         folding = self.plan.folding
         width = folding.width
 
@@ -351,12 +353,12 @@ class FoldText(VectorText):
         def one() -> None:
             carriers = [self.name(f"get(held{k} + g, None)" if k in self.step.by_score
                                   else f"get(held{k} + {SCORE_BYTES} * n + g, None)") for k in range(len(folding.unit))]
-            for k, found in enumerate(self.graph(folding.finish, carriers)):
-                self.put(f"keep({self.vector(found)}, found + {SCORE_BYTES} * (n * {width} + {k}) + g, None)")
+            for k, value in enumerate(self.graph(folding.finish, carriers)):
+                self.put(f"keep({self.vector(value)}, found + {SCORE_BYTES} * (n * {width} + {k}) + g, None)")
                 self.stores.add("out", StoredColumns(1, k, k + 1))
         if source is None: self.within("for n in range(p):", lambda: self.vectors(one))
         else: self.stores.add("out", StoredColumns(1, 0, 1))
-        self.stores.check("out", 1, width)                  # of each column so many numbers
+        self.stores.check("out", 1, width)                  # `width` numbers for each column
         self.put(f"out = c.out + 4 * ((start + low) * c.out_row + head * c.out_head + part * {width})")
         lines = "found" if source is None else f"held{source}"
         self.put(f"turn_keys({lines}, {SCORE_BYTES}, p * {width}, rows, out, 4 * c.out_row)")
@@ -369,7 +371,7 @@ class FoldText(VectorText):
         return [*self.plan.words, *FIXED_WORDS, *self.sizes.values(), *(f"at_{word}" for word in self.places)]
 
     def whole(self) -> str:
-        """All of the text."""
+        """Return the whole text."""
         head = [*self.constants(), "", f"RECORD = np.dtype(words({' '.join(self.fields)!r}))", "", "",
                 "def fold_of_term(item, worker, arguments):", "    c = record(arguments, RECORD)"]
         sizes = [f"    {name} = c.{name}" for name in self.sizes.values()]
@@ -378,6 +380,6 @@ class FoldText(VectorText):
 
 
 def count_pairs(folding: Folding) -> tuple[float, float]:
-    """Simple and slow operations of merging one pair more."""
-    own, each = MergeStep(folding).work
-    return own[0] + each[0], own[1] + each[1]
+    """Count simple and slow operations of merging one more pair."""
+    by_score, by_number = MergeStep(folding).work
+    return by_score[0] + by_number[0], by_score[1] + by_number[1]

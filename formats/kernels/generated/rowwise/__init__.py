@@ -1,1 +1,1 @@
-"""Python on single numbers read as graphs, and what rows become by them as kernels that are written when asked for."""
+"""Python on single numbers, read as graphs, and row-wise kernels that are written from them on demand."""

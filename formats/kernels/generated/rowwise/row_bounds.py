@@ -1,4 +1,4 @@
-"""What a value of each row means, in float64, and how far float32 may be from that, merged in the kernel's order."""
+"""The meaning of a value of each row in float64, and a bound on the error of float32, merged in the kernel's order."""
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,23 +10,24 @@ from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_gr
 
 
 def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> NumberPair:
-    """The numbers of each row, (rows, heads, columns), and how far off a kernel may be; of float64 arrays (rows,
-    columns) or (rows, heads, columns), and arrays that are operands. `rows`: how many there are where no value says
-    so."""
-    made: dict[int, Any] = {}
-    for node in root.walk(): made[id(node)] = read_value(node, [made[id(each)] for each in node.args], values, arrays)
-    y, e = made[id(root)]
+    """Return the numbers of each row, (rows, heads, columns), and a bound on the error of a kernel. `values`: float64
+    arrays (rows, columns) or (rows, heads, columns); `arrays`: those that are operands; `rows`: the number of rows if
+    there are no values."""
+    pairs: dict[int, Any] = {}
+    for node in root.walk(): pairs[id(node)] = read_value(node, [pairs[id(arg)] for arg in node.args], values, arrays)
+    y, e = pairs[id(root)]
     shape = len(values[0]) if values else rows, root.heads, root.cols
     return np.broadcast_to(y, shape), np.broadcast_to(e, shape)
 
 
 def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> Any:
-    """What the numbers of each row mean, in float64."""
+    """Return the numbers of each row in float64."""
     return bound_rows(root, values, arrays, rows)[0]
 
 
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """One value, of those that it is made of: a pair, or one for each number of a carrier."""
+    """Compute one value from its arguments: a pair (numbers, error bounds), or for a fold one pair for each number of
+    the carrier."""
     def each(change: Any) -> NumberPair: return change(args[0][0]), change(args[0][1])
     match node.op:
         case "value": return certain(heads_second(np.asarray(values[node.extra], np.float64)))
@@ -66,7 +67,7 @@ def rounding(count: int, size: Any) -> Any: return count * HALF_UNIT * size * 1.
 
 
 def whole_columns(a: Any, node: RowValue) -> Any:
-    """With all of its heads and columns."""
+    """Broadcast an array to all heads and columns of its node."""
     return np.broadcast_to(a, (len(a), node.heads, node.cols))
 
 
@@ -77,15 +78,15 @@ def padded(a: Any, start: int, cols: int) -> Any:
 
 
 def multiply_pairs(node: RowValue, x: NumberPair, W: Any) -> NumberPair:
-    """Rows times a matrix, or one for each head."""
-    y, e = (whole_columns(each, node.args[0])[..., None, :] for each in x)
+    """Multiply rows by a matrix, or by one for each head."""
+    y, e = (whole_columns(array, node.args[0])[..., None, :] for array in x)
     w = W.reshape(1, -1, *W.shape[-2:])
-    size, error = (np.matmul(each, abs(w))[..., 0, :] for each in (abs(y), e))
+    size, error = (np.matmul(array, abs(w))[..., 0, :] for array in (abs(y), e))
     return np.matmul(y, w)[..., 0, :], error + rounding(W.shape[-2] + 1, size + error)
 
 
 def merge_rows(merging: Merging, heads: int, carriers: Sequence[NumberPair]) -> list[NumberPair]:
-    """The carriers of each row merged: lane by lane where order is free, then neighbours; else block by block."""
+    """Merge the carriers of each row: lane by lane and then neighbours if the order is free, else block by block."""
     n, rows = merging.cols, max(len(y) for y, _ in carriers)
     blocks = -(-n // ABREAST)
 
@@ -104,7 +105,7 @@ def merge_rows(merging: Merging, heads: int, carriers: Sequence[NumberPair]) -> 
 
 
 def merge_lanes(merging: Merging, held: Sequence[NumberPair]) -> list[NumberPair]:
-    """Neighbours, then pairs of them, and so on, into the first lane."""
+    """Merge neighbours, then pairs of them, and so on, into the first lane."""
     for distance in (1, 2, 4, 8):
         behind = [(np.roll(y, -distance, -1), np.roll(e, -distance, -1)) for y, e in held]
         held = bound_graph(merging.merge, *held, *behind)

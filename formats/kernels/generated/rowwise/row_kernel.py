@@ -1,4 +1,4 @@
-"""A value of each row as a kernel: its text, its record, its call, and what it counts."""
+"""A value of each row as a kernel: its text, its record, its call, and the operations that it counts."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +19,16 @@ from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting
 
-OVERLAPPING = 20.0                                          # operations of a number that those of the next overlap
-HOME = "formats.kernels.generated.rowwise.row_lanes"                          # what texts are written in the words of
+OVERLAPPING = 20.0                                          # operations of a number that overlap with the next
+HOME = "formats.kernels.generated.rowwise.row_lanes"                          # the vocabulary of the texts
 
 
 class Counts(NamedTuple):
-    """What one row takes: simple operations, divisions and roots; of these so many as are too far behind one another at
-    one number to overlap with those of the next; operations of merges, each of which waits for the one before; loops
-    over columns, numbers that are read and written, and written alone. Last what a call takes, whatever its rows:
-    operands that are looked at, values twice, as the result must not lie in them."""
+    """Operations for one row. `simple`: simple operations; `slow`: divisions and roots; `deep`: operations on the
+    critical path of one number beyond those that overlap with the next number; `merged`: operations of merges, each of
+    which waits for the one before; `loops` over columns; `moved`: numbers read and written; `written`: numbers written.
+    `operands`, for a call of any number of rows: operands that are checked, values twice, as the result must not
+    overlap them."""
     simple: float
     slow: float
     deep: float
@@ -40,7 +41,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowKernel:
-    """The kernel of a value over so many operands, and so many arrays."""
+    """The kernel of a value over `values` operands and `arrays` arrays."""
     root: RowValue
     values: int
     arrays: int
@@ -52,18 +53,19 @@ class RowKernel:
 
     @cached_property
     def function(self) -> TextKernel:
-        """The kernel, once it is compiled; it is known by its name like all others."""
-        found = TextKernel(self.text, HOME)
-        FUNCTIONS[found.name] = found
-        return found
+        """The compiled kernel, entered in FUNCTIONS by its name like all others."""
+        kernel = TextKernel(self.text, HOME)
+        FUNCTIONS[kernel.name] = kernel
+        return kernel
 
     @cached_property
     def operands(self) -> dict[tuple[str, int], RowValue]:
-        """The values and arrays that it reads, by what they are and their number."""
+        """The values and arrays that it reads, by kind and number."""
         return {(node.op, node.extra): node for node in self.root.walk() if node.op in ("value", "const")}
 
     def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
-        """out (T, columns), or (T, heads, columns), of values with as many rows. ValueError for what does not fit."""
+        """Compute out (T, columns), or (T, heads, columns), from values with as many rows. ValueError for arrays that
+        do not fit."""
         T, wanted = len(out), (self.root.heads, self.root.cols)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
             raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
@@ -93,47 +95,47 @@ class RowKernel:
 
     @cached_property
     def counts(self) -> Counts:
-        """What one row takes, by its loops; columns in whole vectors."""
+        """Operations for one row, from its loops; columns are rounded up to whole vectors."""
         loops = Loops(self.root)
         simple = slow = deep = merged = 0.0
         for loop in loops.loops:
             numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
-            seen: set[int] = set()                          # what items of a loop share is computed once
+            seen: set[int] = set()                          # values that items of a loop share count once
             for number in loop.items:
-                item = loops.items[number]
-                if item.node.op == "times":
-                    simple += item.node.args[0].cols * item.node.heads * -(-item.node.cols // ABREAST) * ABREAST
-                if item.node.op == "total": numbers *= item.node.args[0].heads
-                if item.node.op == "fold":
-                    blocks, held = numbers + 4 * ABREAST * loop.heads, len(item.node.args)
-                    merged += blocks * count_waiting(item.node.extra.merge, held)
-                for part, _ in item.parts:
-                    if item.node.op in ("beside", "place"):
-                        numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()     # columns of its own
-                    a, b = count_inside(loops, part, part is item.node, seen)
+                entry = loops.items[number]
+                if entry.node.op == "times":
+                    simple += entry.node.args[0].cols * entry.node.heads * -(-entry.node.cols // ABREAST) * ABREAST
+                if entry.node.op == "total": numbers *= entry.node.args[0].heads
+                if entry.node.op == "fold":
+                    blocks, held = numbers + 4 * ABREAST * loop.heads, len(entry.node.args)
+                    merged += blocks * count_waiting(entry.node.extra.merge, held)
+                for part, _ in entry.parts:
+                    if entry.node.op in ("beside", "place"):
+                        numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()     # its own columns
+                    a, b = count_inside(loops, part, part is entry.node, seen)
                     simple, slow = simple + numbers * a, slow + numbers * b
                     deep += numbers * max(a + SLOW * b - OVERLAPPING, 0.0)
-        read = sum(each.heads * each.cols for each in self.root.walk() if each.op == "value")
+        read = sum(node.heads * node.cols for node in self.root.walk() if node.op == "value")
         wrote = self.root.heads * self.root.cols
         return Counts(simple, slow, deep, merged, float(sum(loop.heads for loop in loops.loops)), read + wrote, wrote,
                       2.0 * self.values + self.arrays)
 
 
 def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:
-    """Simple and slow operations of an expression at one number; a load is one."""
+    """Count simple and slow operations of an expression at one number; a load is one."""
     if id(node) in seen: return 0.0, 0.0
     seen.add(id(node))
     if (id(node) in loops.kept and not own) or not node.args: return float(node.op != "literal"), 0.0
     function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
     simple, slow = (function.simple, function.slow) if function else (0.0, 0.0)
-    for each in node.args:
-        a, b = count_inside(loops, each, False, seen)
+    for arg in node.args:
+        a, b = count_inside(loops, arg, False, seen)
         simple, slow = simple + a, slow + b
     return simple, slow
 
 
 def locate_rows(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]:
-    """Address, numbers from row to row, and from head to head."""
+    """Return the address, the step from row to row, and the step from head to head, in numbers."""
     if value.ndim == 3: return heads_of(name, value, rows, value.shape[1])
     readable(name, value, value.shape)
     if len(value) != rows: raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")

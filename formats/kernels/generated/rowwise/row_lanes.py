@@ -21,16 +21,16 @@ from formats.kernels.simd.maths import tanh_of as tanh_of
 from formats.kernels.simd.vectors import LANES, VECTOR, closed, llvm_function
 
 f4 = np.float32
-FROM, BEYOND = f4(-87.4), f4(89)                            # e^x vanishes below, and is infinite from there on
+FROM, BEYOND = f4(-87.4), f4(89)                            # e^x is 0 below FROM, infinite from BEYOND on
 HALF_ROUNDER = f4(ROUNDER - ONE)                            # powers of two are kept halved, so that none is too large
-SMALL, GROWN, GROWTH = f4(2 ** -126), f4(2 ** 23), f4(23)   # what is no normal number is multiplied first
+SMALL, GROWN, GROWTH = f4(2 ** -126), f4(2 ** 23), f4(23)   # subnormal numbers are multiplied first
 ONE_HALF = f4(0.5)
-LG1, LG2, LG3, LG4 = (f4(c) for c in (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841))  # of musl's logf
+LG1, LG2, LG3, LG4 = (f4(c) for c in (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841))  # see musl's logf
 INFINITY, NAN = f4(np.inf), f4(np.nan)
 
 
 def as_truth(builder, test):
-    """1 where a comparison is true, 0 elsewhere."""
+    """Return 1 where a comparison is true, 0 elsewhere."""
     return builder.select(test, ir.Constant(VECTOR, [1.0] * LANES), ir.Constant(VECTOR, [0.0] * LANES))
 
 
@@ -40,7 +40,7 @@ def is_true(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECT
 def unless_nan(builder, x, other): return builder.select(builder.fcmp_unordered("uno", x, x), x, other)
 
 
-# what is no number stays so, whichever of the two it is
+# NaN in either operand gives NaN
 largest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_ordered(">", x, y), x, y)))
 smallest_of = binary(lambda b, x, y: unless_nan(b, x, b.select(b.fcmp_ordered("<", x, y), x, y)))
 less = binary(lambda b, x, y: as_truth(b, b.fcmp_ordered("<", x, y)))
@@ -55,7 +55,7 @@ in_all_lanes = unary(lambda b, x: x)
 
 @intrinsic
 def lanes_of(typing, test, one, other):
-    """One where a test is not 0, else the other."""
+    """Return `one` where a test is not 0, else `other`."""
     def emit(builder, test, one, other): return builder.select(is_true(builder, test), one, other)
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
     return VECTOR16(test, one, other), code
@@ -63,7 +63,7 @@ def lanes_of(typing, test, one, other):
 
 @intrinsic
 def lane_numbers(typing, start):
-    """A number, and those behind it, a lane each."""
+    """Return start, start + 1, ..., start + 15, one in each lane."""
     def code(context, builder, signature, values):
         first = emitted(lambda b, x: x, builder, (NUMBER,), [values[0]])
         lanes = ir.Constant(VECTOR, [float(i) for i in range(LANES)])
@@ -72,7 +72,7 @@ def lane_numbers(typing, start):
 
 
 def moved_down(distance):
-    """An intrinsic: each lane has what lies so many lanes behind it."""
+    """Build an intrinsic that moves lanes down: lane i gets lane i + distance, cyclically."""
     @intrinsic
     def move(typing, vector):
         def code(context, builder, signature, values):
@@ -88,7 +88,7 @@ down1, down2, down4, down8 = map(moved_down, (1, 2, 4, 8))
 
 @intrinsic
 def first_lane(typing, vector):
-    """The first number, in all lanes."""
+    """Copy the first number to all lanes."""
     def code(context, builder, signature, values):
         x = builder.extract_value(values[0], 0)
         return closed(builder, [builder.shuffle_vector(x, x, ir.Constant(WHOLE, [0] * LANES))])
@@ -97,26 +97,26 @@ def first_lane(typing, vector):
 
 @njit(forceinline=True, **HELPER)
 def one_number(at):
-    """The number at an address, in all lanes."""
+    """Load the number at an address into all lanes."""
     return in_all_lanes(floats(at, 1)[0])
 
 
 @njit(forceinline=True, **HELPER)
 def exp_whole(x):
-    """e^x for any x within 1 unit; 0 from about -87 down."""
+    """Return e^x for any x within 1 unit; 0 from about -87 down."""
     power, s = growth(larger(smaller(x, BEYOND), FROM), ZERO, HALF_ROUNDER)
     return fused(power, s, power) * TWO
 
 
 @njit(forceinline=True, **HELPER)
 def expm1_whole(x):
-    """e^x - 1 within 3 units: with e^x = 2^n (1 + s) it is 2^n s + (2^n - 1)."""
+    """Return e^x - 1 within 3 units: with e^x = 2^n (1 + s) it is 2^n s + (2^n - 1)."""
     power, s = growth(larger(smaller(x, BEYOND), f4(-80)), ZERO, HALF_ROUNDER)
     return fused(power, s, power - ONE_HALF) * TWO
 
 
 def exponent_of(builder, x):
-    """(2^-e x, from √½ to √2, and e), of bits."""
+    """Return (2^-e x, from √½ to √2, and e), from the bits of x."""
     bits = builder.bitcast(x, WHOLE)
     above = builder.sub(bits, ir.Constant(WHOLE, [0x3F3504F3] * LANES))
     e = builder.ashr(above, ir.Constant(WHOLE, [23] * LANES))
@@ -129,7 +129,7 @@ exponent = unary(lambda b, x: b.sitofp(exponent_of(b, x)[1], VECTOR))
 
 @njit(forceinline=True, **HELPER)
 def log_whole(x):
-    """The natural logarithm within 1 unit, as musl's logf; -inf of 0, no number of what is negative."""
+    """Return the natural logarithm within 1 unit, as musl's logf; -inf for 0, NaN for negative numbers."""
     tiny = less(x, SMALL)
     y = lanes_of(tiny, x * GROWN, x)
     f, e = mantissa(y) - ONE, exponent(y) - lanes_of(tiny, in_all_lanes(GROWTH), in_all_lanes(ZERO))
@@ -139,13 +139,13 @@ def log_whole(x):
     r = z * (w * LG3 + LG1) + w * (w * LG4 + LG2)
     h = f * f * ONE_HALF
     found = fused(s, h + r, e * LN2_LOW) - h + f + e * LN2_HIGH
-    found = lanes_of(less(x, INFINITY), found, x)           # what is infinite or no number stays
+    found = lanes_of(less(x, INFINITY), found, x)           # infinity and NaN pass through
     return lanes_of(less_equal(x, ZERO), lanes_of(equal(x, ZERO), in_all_lanes(-INFINITY), in_all_lanes(NAN)), found)
 
 
 @njit(forceinline=True, **HELPER)
 def log1p_whole(x):
-    """log(1 + x) within 3 units: what the sum's rounding leaves out is added."""
+    """Return log(1 + x) within 3 units: the rounding error of the sum is added."""
     u = x + ONE
     rest = (x - (u - ONE)) / u
     found = log_whole(u) + lanes_of(less(magnitude(rest), ONE), rest, in_all_lanes(ZERO))

@@ -1,46 +1,47 @@
-"""Which values of a row are kept, and the loops that make them: what several loops need and is much work is kept in
-scratch, all else is computed where it is read; loops over equally many numbers are one where none waits for another."""
+"""The values of a row that are stored, and the loops that compute them. A value that several loops need and that costs
+much is kept in scratch; all others are recomputed where they are read. Loops over equally many numbers become one if
+none waits for another."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from formats.kernels.generated.rowwise.row_values import RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 
-IN_PLACE_OPS = "beside", "place", "total", "times"          # what writes its numbers where they lie, one of them too
-LOOPED = "fold", *IN_PLACE_OPS                              # what takes a loop of its own
-VIEWS = "cols", "split"                                     # of one column of several, read as a number in a wider loop
-WORTH = 6.0                                                 # operations of what is computed once rather than twice
-SLOW = 8.0                                                  # of them that a division or a root is worth
+IN_PLACE_OPS = "beside", "place", "total", "times"          # operations that store in place, even a single number
+LOOPED = "fold", *IN_PLACE_OPS                              # operations with a loop of their own
+VIEWS = "cols", "split"                                     # views of one column, read as a number in a wider loop
+WORTH = 6.0                                                 # operations from which a shared value is stored
+SLOW = 8.0                                                  # simple operations that a division or a root is worth
 
 
 @dataclass(eq=False)
 class LoopItem:
-    """A value that is made by a loop: where its numbers go is scratch, or the result."""
+    """A value that a loop computes and stores, in scratch or in the result."""
     node: RowValue
-    parts: list[tuple[RowValue, int]]                       # what is stored, each from a column on; carriers of a fold
+    parts: list[tuple[RowValue, int]]                       # (value, first column) to store; carriers of a fold
     heads: int
     cols: int
-    after: set[int] = field(default_factory=set)            # items that it reads, in other places than it is at
-    beside: set[int] = field(default_factory=set)           # ... and those that it reads where it is
+    after: set[int] = field(default_factory=set)            # items that it reads at other places than its own
+    beside: set[int] = field(default_factory=set)           # items that it reads only at its own place
 
 
 @dataclass(eq=False)
 class Loop:
-    """Items that one loop over heads and columns makes."""
+    """Items that one loop over heads and columns computes."""
     heads: int
     cols: int
     items: list[int]
 
 
 class Loops:
-    """The items of a value in order, by node, and the loops that make them."""
+    """The items of a value in order, by node, and the loops that compute them."""
 
     def __init__(self, root: RowValue) -> None:
         self.root = root.args[0] if root.op == "join" and root.args[0].op not in ("value", "const") else root
         self.nodes = [*self.root.walk()]
-        self.kept = {id(self.root)} | {id(each) for each in self.nodes if each.op in LOOPED}
-        self.kept |= {id(each.args[0]) for each in self.nodes if each.op in ("join", "times")
-                      and each.args[0].op not in ("value", "const")}
+        self.kept = {id(self.root)} | {id(node) for node in self.nodes if node.op in LOOPED}
+        self.kept |= {id(node.args[0]) for node in self.nodes if node.op in ("join", "times")
+                      and node.args[0].op not in ("value", "const")}
         self.keep_shared()
         self.items: list[LoopItem] = []
         self.number: dict[int, int] = {}
@@ -49,43 +50,44 @@ class Loops:
         self.loops = self.arrange()
 
     def own(self, node: RowValue) -> float:
-        """Operations of a value at each of its numbers, without what it is made of."""
+        """Count the operations of a value at each of its numbers, without those of its arguments."""
         function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
         return function.simple + SLOW * function.slow if function else 0.0
 
     def keep_shared(self) -> None:
-        """Keeps what several loops would compute, and what is one number in a loop over many."""
-        readers: dict[int, set[tuple[int, int]]] = {id(each): set() for each in self.nodes}
+        """Keep values that several loops would recompute, and single numbers that a loop over many columns reads."""
+        readers: dict[int, set[tuple[int, int]]] = {id(node): set() for node in self.nodes}
         work: dict[int, float] = {}
         for node in self.nodes:
-            inside = sum(work[id(each)] for each in node.args if id(each) not in self.kept)
+            inside = sum(work[id(arg)] for arg in node.args if id(arg) not in self.kept)
             work[id(node)] = self.own(node) + inside
         for node in reversed(self.nodes):
             several = len({reader for reader, _ in readers[id(node)]}) > 1 and work[id(node)] >= WORTH
             single = node.cols == 1 and any(cols > 1 for _, cols in readers[id(node)])
             if (node.op == "map" and (several or single)) or (node.op in VIEWS and single): self.kept.add(id(node))
-            for each in node.args:
+            for arg in node.args:
                 mine = {(id(node), reading_columns(node))} if id(node) in self.kept else readers[id(node)]
-                readers[id(each)] |= mine
+                readers[id(arg)] |= mine
 
     def enter(self, node: RowValue) -> None:
-        """An item, and what it reads."""
+        """Add the item of a node, with the items that it reads."""
         parts, cols = [(node, 0)], node.cols
         match node.op:
-            case "fold": parts, cols = [(each, 0) for each in node.args], node.extra.cols
+            case "fold": parts, cols = [(arg, 0) for arg in node.args], node.extra.cols
             case "beside": parts = [*zip(node.args, node.extra, strict=True)]
             case "place" | "total" | "times": parts = [(node.args[0], 0)]
-        item = LoopItem(node, parts, node.heads, cols)
+        entry = LoopItem(node, parts, node.heads, cols)
         for part, _ in parts:
             plain = node.op == "fold" or part is node
-            for each, at in self.read(part, node.heads, cols, plain, part is node):
-                (item.beside if at else item.after).add(self.number[id(each)])
-        item.beside -= item.after
+            for kept_node, at in self.read(part, node.heads, cols, plain, part is node):
+                (entry.beside if at else entry.after).add(self.number[id(kept_node)])
+        entry.beside -= entry.after
         self.number[id(node)] = len(self.items)
-        self.items.append(item)
+        self.items.append(entry)
 
     def read(self, part: RowValue, heads: int, cols: int, here: bool, own: bool) -> Iterator[tuple[RowValue, bool]]:
-        """The kept values that an expression reads, each with whether at the very place where it is computed."""
+        """Yield the kept values that an expression reads, each with True if it is read at the very place where it is
+        computed."""
         seen: set[tuple[int, bool]] = set()
         todo = [(part, here, own)]
         while todo:
@@ -94,29 +96,30 @@ class Loops:
             seen.add((id(node), here))
             if id(node) in self.kept and not own:
                 yield node, here and node.op == "map" and (node.heads, node.cols) == (heads, cols)
-            else: todo += [(each, here and node.op == "map", False) for each in node.args]
+            else: todo += [(arg, here and node.op == "map", False) for arg in node.args]
 
     def arrange(self) -> list[Loop]:
-        """Items into loops, each as early as what it reads allows."""
+        """Group items into loops, each as early as its inputs allow."""
         loops: list[Loop] = []
         where: list[int] = []
-        for number, item in enumerate(self.items):
-            first = max([*(where[each] + 1 for each in item.after), *(where[each] for each in item.beside)], default=0)
-            simple = item.node.op in ("map", "fold")
-            found = next((at for at in range(first, len(loops)) if simple and self.joins(loops[at], item)), None)
-            if found is None:
-                loops.append(Loop(item.heads, item.cols, []))
-                found = len(loops) - 1
-            loops[found].items.append(number)
-            where.append(found)
+        for number, entry in enumerate(self.items):
+            first = max([*(where[earlier] + 1 for earlier in entry.after),
+                         *(where[earlier] for earlier in entry.beside)], default=0)
+            simple = entry.node.op in ("map", "fold")
+            position = next((at for at in range(first, len(loops)) if simple and self.joins(loops[at], entry)), None)
+            if position is None:
+                loops.append(Loop(entry.heads, entry.cols, []))
+                position = len(loops) - 1
+            loops[position].items.append(number)
+            where.append(position)
         return loops
 
     def joins(self, loop: Loop, item: LoopItem) -> bool:
-        """Whether an item may be made by a loop that there is."""
+        """True if an item may be computed by an existing loop."""
         return ((loop.heads, loop.cols) == (item.heads, item.cols)
-                and all(self.items[each].node.op in ("map", "fold") for each in loop.items))
+                and all(self.items[number].node.op in ("map", "fold") for number in loop.items))
 
 
 def reading_columns(node: RowValue) -> int:
-    """Over how many columns a kept value reads what it is made of."""
+    """Count the columns over which a kept value reads its arguments."""
     return int(node.extra.cols) if node.op == "fold" else node.cols

@@ -1,4 +1,4 @@
-"""The operations of graphs of numbers: what each means, how it spreads errors, its vector code, its work."""
+"""The operations of graphs of numbers: the meaning of each, its error propagation, its vector code, its work."""
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple
@@ -8,18 +8,18 @@ import numpy as np
 from formats.core.activation import COMPILED, Activation
 from formats.core.stage import GELU_ERROR
 
-HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; what vanishes at most
-DIFFERENCE_LOSS = 2.0 ** -50                                # what a difference of float64 loses at most, of y
+HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; bound on underflow
+DIFFERENCE_LOSS = 2.0 ** -50                                # largest relative error of a difference in float64
 SpreadError = Callable[..., Any]
-ErrorPair = tuple[Any, Any]                                # an argument, and how far it is off at most
+ErrorPair = tuple[Any, Any]                                # an argument, and a bound on its error
 
 
 class ScalarFunction(NamedTuple):
-    """`exact` is its meaning, of float64 arrays; `spread(y, *pairs)` how far off it is where its arguments x are off by
-    at most e, pairs (x, e); `units`: how far its code may be from that, in halves of a unit in the last place; `code`
-    its name in row_lanes.py, an operator between operands where it has none; `simple` and `slow` count
-    operations, the latter divisions and roots; `exact_at`: the argument of which its code gives the number itself;
-    `most`: how far off its code is at most beside that, of (y), where that says more than units do."""
+    """One operation. `exact`: its meaning, on float64 arrays; `spread(y, *pairs)`: the error of y if its arguments x
+    are off by at most e, pairs (x, e); `units`: the error of its code beyond that, in halves of a unit in the last
+    place; `code`: its name in row_lanes.py, or an operator between operands if it has none; `simple` and `slow`: counts
+    of operations, `slow` those of divisions and roots; `exact_at`: the argument at which its code is exact; `most`: a
+    bound on the error of its code, as a function of y, where that is tighter than `units`."""
     exact: Callable[..., Any]
     spread: SpreadError
     code: str
@@ -31,13 +31,13 @@ class ScalarFunction(NamedTuple):
 
 
 def either_way(y: Any, *pairs: ErrorPair) -> Any:
-    """The largest of the errors: of a choice between what is off."""
+    """Return the largest of the errors: the error of a choice between inexact numbers."""
     return reduce(np.maximum, [e for _, e in pairs])
 
 
 def of_extreme(extreme: Callable[..., Any]) -> SpreadError:
-    """How the larger or the smaller of two spreads errors: to what it is at both ends of where these may be. What is
-    surely behind adds nothing."""
+    """Build the error propagation of the larger or the smaller of two numbers: the distance to its values at both ends
+    of their intervals. An argument that surely loses adds no error."""
     def spread(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(extreme(a[0] + a[1], b[0] + b[1]) - y, y - extreme(a[0] - a[1], b[0] - b[1]))
@@ -48,8 +48,8 @@ def of_extreme(extreme: Callable[..., Any]) -> SpreadError:
 def spread_quotient(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
         least = abs(b[0]) - b[1]
-        found = (a[1] + np.where(np.isfinite(y), abs(y), 0) * b[1]) / np.maximum(least, 0)
-        return np.where(a[1] + b[1] == 0, 0.0, np.where(least > 0, found, np.inf))
+        error = (a[1] + np.where(np.isfinite(y), abs(y), 0) * b[1]) / np.maximum(least, 0)
+        return np.where(a[1] + b[1] == 0, 0.0, np.where(least > 0, error, np.inf))
 
 
 def spread_root(y: Any, a: ErrorPair) -> Any:
@@ -72,7 +72,7 @@ def spread_exp(y: Any, a: ErrorPair) -> Any:
 
 
 def spread_test(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
-    """Nothing where a comparison is certain, 1 where it may be the other way."""
+    """Return 0 where a comparison is certain, 1 where it may be the other way."""
     with np.errstate(all="ignore"):
         apart, off = abs(np.where(a[0] == b[0], 0.0, np.asarray(a[0]) - b[0])), np.asarray(a[1] + b[1])
         return np.where((off > 0) & (apart <= off), 1.0, 0.0)
@@ -96,8 +96,8 @@ def spread_floor(y: Any, a: ErrorPair) -> Any:
 
 
 def ascending(function: Callable[..., Any]) -> SpreadError:
-    """How a function that keeps order, and is nowhere steeper than 1, spreads an error: to what it is at both ends of
-    where its argument may be."""
+    """Build the error propagation of a function that is monotonic, and nowhere steeper than 1: the distance to its
+    values at both ends of its argument's interval."""
     def spread(y: Any, a: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
@@ -106,7 +106,7 @@ def ascending(function: Callable[..., Any]) -> SpreadError:
 
 
 def saturated(y: Any) -> Any:
-    """How far tanh is off at most: behind 5/8 it is 1 - 2 / (1 + e^2x): the difference rounds once, and the quotient is
+    """Bound the error of tanh: behind 5/8 it is 1 - 2 / (1 + e^2x), whose difference rounds once, and whose quotient is
     off by five roundings."""
     return np.where(abs(y) > 0.56, HALF_UNIT * (abs(y) + 6 * (1 - abs(y))), np.inf)
 
@@ -117,7 +117,8 @@ def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: 
 
 
 def within(activation: Activation) -> Callable[[Any, ErrorPair], Any]:
-    """How an activation's record spreads an error, and what its vector code adds: as much as in an epilogue."""
+    """Build the error propagation of an activation's record plus the error of its vector code, the same as in an
+    epilogue."""
     return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y))
 
 
@@ -146,5 +147,5 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 26.0, 2.0),
     "tanh": ScalarFunction(np.tanh, ascending(np.tanh), "tanh_of", 4.0, 18.0, 1.0, most=saturated),
     "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
-} | {name: ScalarFunction(each.function, within(each), each.vector, 4.0, *OF_VECTOR_CODE[name])
-     for name, each in COMPILED.items() if name in OF_VECTOR_CODE}
+} | {name: ScalarFunction(activation.function, within(activation), activation.vector, 4.0, *OF_VECTOR_CODE[name])
+     for name, activation in COMPILED.items() if name in OF_VECTOR_CODE}

@@ -1,4 +1,4 @@
-"""Python on numbers, traced: a function is called once with stand-ins, which note what is done to them."""
+"""Python on numbers, traced: a function is called once with stand-ins, which record the operations on them."""
 from __future__ import annotations
 
 import sys
@@ -14,16 +14,17 @@ TRUTHS = "less", "less_equal", "equal", "both", "either"    # operations that gi
 UFUNC_NAMES = dict(add="add", subtract="sub", multiply="mul", divide="div", negative="neg", absolute="abs", fabs="abs",
              exp="exp", log="log", sqrt="sqrt", tanh="tanh", maximum="maximum", minimum="minimum", less="less",
              less_equal="less_equal", equal="equal", expm1="expm1", log1p="log1p", logical_and="both",
-             logical_or="either", bitwise_and="both", bitwise_or="either", floor="floor")   # numpy's, and ours
+             logical_or="either", bitwise_and="both", bitwise_or="either", floor="floor")   # numpy's names, and ours
 LN2 = float(np.log(2.0))
 
 
 class Untraceable(TypeError):
-    """A function that cannot be followed: the place in it, and what it does there."""
+    """A function that cannot be traced: the place in it, and the operation there."""
 
 
 class StandIn:
-    """A number that is not known yet: an operation of others, the k-th input, or a literal. Equal ones are one."""
+    """A number that is not known yet: an operation on others, the k-th input, or a literal. Equal ones are one
+    object."""
     __slots__ = ("__weakref__", "args", "op", "value")
     made: ClassVar[WeakValueDictionary[tuple[object, ...], StandIn]] = WeakValueDictionary()
     __hash__ = object.__hash__
@@ -33,15 +34,15 @@ class StandIn:
 
     def __new__(cls, op: str, *args: StandIn, value: float = 0.0) -> StandIn:
         key = op, *map(id, args), float(value).hex()
-        if (found := cls.made.get(key)) is None:
-            found = super().__new__(cls)
-            found.op, found.args, found.value = op, args, float(value)
-            cls.made[key] = found
-        return found
+        if (node := cls.made.get(key)) is None:
+            node = super().__new__(cls)
+            node.op, node.args, node.value = op, args, float(value)
+            cls.made[key] = node
+        return node
 
     @property
     def truth(self) -> bool:
-        """Whether it is 1 or 0."""
+        """True if the number can only be 1 or 0."""
         return self.op in TRUTHS or (self.op == "literal" and self.value in (0.0, 1.0))
 
     def __add__(self, other: Any) -> StandIn: return apply("add", self, other)
@@ -90,7 +91,7 @@ class StandIn:
 
 
 def number(given: Any) -> StandIn:
-    """A number, or the literal that one is."""
+    """Return a number as a stand-in: a stand-in itself, or a literal."""
     if isinstance(given, StandIn): return given
     if isinstance(given, np.ndarray) and given.shape == ():
         return number(given.item())
@@ -99,32 +100,32 @@ def number(given: Any) -> StandIn:
 
 
 def apply(op: str, *given: Any) -> StandIn:
-    """An operation of numbers; of literals alone, what it gives."""
+    """Apply an operation to numbers; if all are literals, return the result as a literal."""
     args = [*map(number, given)]
-    if op in ("both", "either") and not all(each.truth for each in args):
+    if op in ("both", "either") and not all(arg.truth for arg in args):
         raise Untraceable("& and | are of comparisons")
-    if all(each.op == "literal" for each in args):
+    if all(arg.op == "literal" for arg in args):
         from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
         with np.errstate(all="ignore"):
-            return number(float(SCALAR_OPERATIONS[op].exact(*(each.value for each in args))))
+            return number(float(SCALAR_OPERATIONS[op].exact(*(arg.value for arg in args))))
     return StandIn(op, *args)
 
 
 def invert(test: StandIn) -> StandIn:
-    """True where a comparison is not."""
+    """Return 1 where a comparison is false, 0 where it is true."""
     if not test.truth: raise Untraceable("~ is of comparisons")
     return apply("equal", test, 0.0)
 
 
 def choose_number(test: Any, one: Any, other: Any) -> StandIn:
-    """One where a test is true, else the other."""
+    """Return `one` where a test is true, else `other`."""
     asked, first, second = map(number, (test, one, other))
     if asked.op == "literal": return first if asked.value else second
     return first if first is second else StandIn("choose", asked, first, second)
 
 
 def power(x: Any, times: Any) -> StandIn:
-    """A power by a literal: whole ones up to 8, and halves of one."""
+    """Return a power by a literal: an integer of magnitude 1 to 8, or 1/2, or -1/2."""
     x, times = number(x), number(times)
     if times.op != "literal": raise Untraceable("a power that is no literal")
     by = times.value
@@ -132,16 +133,16 @@ def power(x: Any, times: Any) -> StandIn:
         root = apply("sqrt", x)
         return root if by > 0 else apply("div", 1.0, root)
     if by != int(by) or not 1 <= abs(by) <= 8: raise Untraceable(f"a power of {by:g}: whole ones up to 8 are followed")
-    found, left, square = None, int(abs(by)), x
+    result, left, square = None, int(abs(by)), x
     while left:
-        if left & 1: found = square if found is None else apply("mul", found, square)
+        if left & 1: result = square if result is None else apply("mul", result, square)
         left, square = left >> 1, apply("mul", square, square)
-    assert found is not None
-    return found if by > 0 else apply("div", 1.0, found)
+    assert result is not None
+    return result if by > 0 else apply("div", 1.0, result)
 
 
 def applied(name: str, *given: Any) -> StandIn:
-    """A function of numpy's, by its name."""
+    """Apply one of numpy's functions, by its name."""
     if name in UFUNC_NAMES: return apply(UFUNC_NAMES[name], *given)
     match name, given:
         case "greater", (a, b): return apply("less", b, a)
@@ -169,7 +170,7 @@ def applied(name: str, *given: Any) -> StandIn:
 
 
 class HasArgs(Protocol):
-    """What is made of others."""
+    """A node with arguments of its own class."""
     @property
     def args(self) -> tuple[Self, ...]: ...
 
@@ -179,56 +180,56 @@ Filled = TypeVar("Filled")
 
 
 def walk_made(ends: Iterable[Made]) -> Iterator[Made]:
-    """Everything that these are made of once, and they too, what others are made of first."""
+    """Yield `ends` and all nodes that they are computed from, each once, arguments first."""
     seen: set[int] = set()
-    todo = [(each, False) for each in reversed([*ends])]
+    todo = [(end, False) for end in reversed([*ends])]
     while todo:
         node, done = todo.pop()
         if id(node) in seen: continue
         if done or not node.args:
             seen.add(id(node))
             yield node
-        else: todo += [(node, True), *((each, False) for each in reversed(node.args))]
+        else: todo += [(node, True), *((arg, False) for arg in reversed(node.args))]
 
 
 class NumberGraph(NamedTuple):
-    """What a function of so many numbers gives: several outputs, or one."""
+    """The graph of a function of `inputs` numbers, with one or several outputs."""
     inputs: int
     outputs: tuple[StandIn, ...]
 
     def walk(self) -> Iterator[StandIn]:
-        """Every number once, those that others are made of first."""
+        """Yield every number once, arguments first."""
         return walk_made(self.outputs)
 
     def fill(self, given: Sequence[Filled], literal: Callable[[float], Filled],
              make: Callable[[StandIn, list[Filled]], Filled]) -> list[Filled]:
-        """The outputs, where inputs are given: its numbers are made one after another."""
-        made: dict[int, Filled] = {}
+        """Evaluate the outputs for the given inputs, one number after another."""
+        values: dict[int, Filled] = {}
         for node in self.walk():
-            if node.op == "input": made[id(node)] = given[int(node.value)]
-            elif node.op == "literal": made[id(node)] = literal(node.value)
-            else: made[id(node)] = make(node, [made[id(each)] for each in node.args])
-        return [made[id(each)] for each in self.outputs]
+            if node.op == "input": values[id(node)] = given[int(node.value)]
+            elif node.op == "literal": values[id(node)] = literal(node.value)
+            else: values[id(node)] = make(node, [values[id(arg)] for arg in node.args])
+        return [values[id(output)] for output in self.outputs]
 
 
 def trace_numbers(function: Callable[..., Any], inputs: int = 1) -> NumberGraph:
-    """The graph of a function of so many numbers. Raises Untraceable, which names the place in its file."""
+    """Trace a function of `inputs` numbers. Raises Untraceable, which names the place in its file."""
     numbers = [StandIn("input", value=float(k)) for k in range(inputs)]
     try:
-        found = function(*numbers)
-        return NumberGraph(inputs, tuple(map(number, found if isinstance(found, tuple) else (found,))))
+        result = function(*numbers)
+        return NumberGraph(inputs, tuple(map(number, result if isinstance(result, tuple) else (result,))))
     except RecursionError as error: raise Untraceable("it calls itself without end") from error
     except Exception as error:
-        said = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
-        raise Untraceable(f"{find_place(function, error.__traceback__)}: {said}".replace("\n", " ")) from None
+        complaint = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
+        raise Untraceable(f"{find_place(function, error.__traceback__)}: {complaint}".replace("\n", " ")) from None
 
 
 def find_place(function: Any, at: TracebackType | None) -> str:
-    """Where in its own file a function stopped being followed: FILE:LINE."""
+    """Return the place in the user's file where tracing stopped: FILE:LINE."""
     code = getattr(function, "__code__", None)
-    found = f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", "a function")
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(function, "__name__", "a function")
     while at is not None:
         name = at.tb_frame.f_code.co_filename
-        if name != OWN_FILE and not name.startswith(sys.prefix): found = f"{name}:{at.tb_lineno}"
+        if name != OWN_FILE and not name.startswith(sys.prefix): place = f"{name}:{at.tb_lineno}"
         at = at.tb_next
-    return found
+    return place

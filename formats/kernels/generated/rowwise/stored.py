@@ -1,23 +1,24 @@
-"""The numbers that the text of a kernel stores: none that is kept or given is left as its memory was."""
+"""The numbers that the text of a kernel stores: no kept number and no number of the result may be left
+uninitialised."""
 from typing import NamedTuple
 
 
 class StoredColumns(NamedTuple):
-    """Some lines store these columns, from the first to before the last, of so many heads."""
+    """Columns `first` to `last` (exclusive) of `heads` heads, which some lines store."""
     heads: int
     first: int
     last: int
 
 
 class Stores:
-    """Stored entries of each array, by the array's word."""
+    """Stored columns of each array, by the array's word."""
 
     def __init__(self) -> None: self.by_word: dict[str, list[StoredColumns]] = {}
 
     def add(self, word: str, stored: StoredColumns) -> None: self.by_word.setdefault(word, []).append(stored)
 
     def check(self, word: str, heads: int, cols: int) -> None:
-        """Raises ValueError, which names the word, where a column of some head is not stored.
+        """Raise ValueError, which names the word, if a column of some head is not stored.
 
             >>> stores = Stores()
             >>> stores.add("out", StoredColumns(2, 0, 16))
